@@ -1,0 +1,197 @@
+"""How `det` shows things: tables for people, JSON and CSV for programs."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import datetime
+import enum
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from determined import tracking
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")]
+
+_LONGEST_CELL = 200
+_PIPE_WIDTH = 1000  # columns of a table that no terminal cuts off
+
+
+class Format(enum.Enum):
+    """How to print a listing."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
+def chosen_format(json: bool, csv: bool) -> Format:
+    """Return the format that the options ask for; both at once is a usage error."""
+    if json and csv:
+        raise typer.BadParameter("--json and --csv exclude each other; give one of them.")
+    if json:
+        return Format.JSON
+    return Format.CSV if csv else Format.TABLE
+
+
+def plain(value: Any, limit: int = _LONGEST_CELL) -> str:
+    """Return text of bounded length for a terminal: control characters appear as their escapes."""
+    text = str(value)
+    if len(text) > limit:
+        text = text[: limit - 1] + "…"
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def cell(value: Any) -> str:
+    """Return a value as people read it: numbers to 6 digits, mappings as JSON, "-" for nothing."""
+    if value is None or value == {}:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Mapping | list | tuple):
+        return plain(tracking.encode_json(value))
+    return plain(value)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> None:
+    """Print rows under their column names; numbers stand on the right."""
+    from rich import box, table, text
+
+    grid = table.Table(box=box.SIMPLE_HEAD, title=text.Text(plain(title)) if title else None)
+    grid.title_justify = "left"
+    for index, name in enumerate(columns):
+        is_numeric = all(isinstance(row[index], int | float | None) for row in rows)
+        # Text, not str: a name such as "[red]" is a name, not markup.
+        grid.add_column(text.Text(plain(name)), justify="right" if is_numeric else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*(text.Text(cell(value)) for value in row))
+    _print(grid)
+
+
+def print_fields(fields: Mapping[str, Any]) -> None:
+    """Print names and values in two columns."""
+    from rich import table, text
+
+    grid = table.Table(box=None, show_header=False, pad_edge=False)
+    for name, value in fields.items():
+        grid.add_row(text.Text(plain(name), style="bold"), text.Text(cell(value)))
+    _print(grid)
+
+
+def _print(renderable: Any) -> None:
+    from rich import console
+
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    console.Console(width=width, highlight=False, soft_wrap=False).print(renderable)
+
+
+def print_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a header and rows; numbers in full, mappings as JSON, an empty field for nothing."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([plain(name) for name in columns])
+    writer.writerows([[_csv_field(value) for value in row] for row in rows])
+
+
+def _csv_field(value: Any) -> Any:
+    if value is None or isinstance(value, int | float):
+        return value
+    if isinstance(value, Mapping | list | tuple):
+        return tracking.encode_json(value)
+    return plain(value, limit=sys.maxsize)
+
+
+def print_json(value: Any) -> None:
+    """Print a value, records among it, as JSON; NaN and the infinities are strings."""
+    typer.echo(tracking.encode_json(as_data(value), indent=2))
+
+
+def print_listing(
+    format: Format, columns: Sequence[str], rows: Sequence[Sequence[Any]], records: Sequence[Any]
+) -> None:
+    """Print rows as a table or CSV, or the records they were made of as JSON."""
+    if format is Format.JSON:
+        print_json(records)
+    elif format is Format.CSV:
+        print_csv(columns, rows)
+    else:
+        print_table(columns, rows)
+
+
+def as_data(value: Any) -> Any:
+    """Return records as plain data, with ISO times and the claim `is_lost` where they make it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        data = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        if hasattr(value, "is_lost"):
+            data["is_lost"] = value.is_lost
+        return {name: _dated(name, item) for name, item in data.items()}
+    if isinstance(value, Mapping):
+        return {key: as_data(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_data(item) for item in value]
+    return value
+
+
+def _dated(name: str, value: Any) -> Any:
+    if name == "config":
+        return masked(value)
+    return when(value) if name in ("started", "ended", "time") else as_data(value)
+
+
+def when(seconds: float | None) -> str | None:
+    """Return a time as ISO 8601 in this machine's time zone, to the second."""
+    if seconds is None:
+        return None
+    return datetime.datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
+
+
+def duration(started: float, ended: float | None) -> str | None:
+    """Return how long a finished run took, as hours:minutes:seconds; None while it runs."""
+    if ended is None:
+        return None
+    return str(datetime.timedelta(seconds=max(round(ended - started), 0)))
+
+
+def bytes_text(size: int) -> str:
+    """Return a number of bytes with a unit that keeps it short."""
+    amount = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"
+
+
+def state_text(record: tracking.ExperimentRecord | tracking.TrialRecord) -> str:
+    """Return the state, or what became of a run whose process ended without a word."""
+    return "ERROR (process gone)" if record.is_lost else record.state.value
+
+
+def percent(progress: float | None) -> str | None:
+    """Return progress from 0 to 1 as a percentage."""
+    return None if progress is None else f"{100 * progress:.0f}%"
+
+
+def best_text(best: tracking.BestValidation | None) -> str | None:
+    """Return the best validation with its metric and step."""
+    return None if best is None else f"{best.metric} {best.value:.6g} at step {best.steps_completed}"
+
+
+def masked(config: Any) -> Any:
+    """Return an experiment config with the values of `data.secrets` hidden."""
+    data = config.get("data") if isinstance(config, Mapping) else None
+    if not isinstance(data, Mapping) or "secrets" not in data:
+        return config
+    secrets = data["secrets"]
+    hidden = dict.fromkeys(secrets, "********") if isinstance(secrets, Mapping) else "********"
+    return {**config, "data": {**data, "secrets": hidden}}
+
+
+def open_records() -> tracking.Records:
+    """Return the records in the home folder."""
+    from determined import _home
+
+    return tracking.Records(_home.home().database)

@@ -1,0 +1,120 @@
+"""Pictures of metrics: one panel for each name, one curve for each group of reports."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from determined import errors, tracking
+
+from ._output import plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Metric name -> group of reports -> step -> value.
+Panels: TypeAlias = dict[str, dict[str, dict[int, float]]]
+
+_FORMATS = (".png", ".svg", ".pdf")
+_SKIPPED = ("batches", "epochs")  # they only repeat the x axis
+_PREFIXES = ("validation_", "val_")
+_MOST_PANELS = 60
+_INK, _GRID = "#333333", "#d9d9d9"
+# The colours of Okabe and Ito, which colour-blind people can tell apart.
+_COLORS = {"training": "#0072b2", "validation": "#d55e00"}
+_OTHER_COLORS = ("#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+
+
+def draw(reports: Sequence[tracking.MetricReport], title: str, target: pathlib.Path) -> list[str]:
+    """Write a picture of all numeric metrics to a file; return the names for which it had no room."""
+    if target.suffix.lower() not in _FORMATS:
+        raise errors.TrackingException(
+            f"{str(target)!r} does not end in a picture format; use one of {', '.join(_FORMATS)}."
+        )
+    panels = arrange(reports)
+    if not panels:
+        raise errors.TrackingException(
+            "this trial has reported no numbers to plot; `det trial describe ID --metrics` shows its reports."
+        )
+    names = list(panels)
+    figure = _figure({name: panels[name] for name in names[:_MOST_PANELS]}, title)
+    figure.savefig(target, dpi=150)
+    return names[_MOST_PANELS:]
+
+
+def arrange(reports: Sequence[tracking.MetricReport]) -> Panels:
+    """Return the curves by panel; `val_loss` of a validation shares the panel of the training's `loss`."""
+    validated = {name for report in reports if report.group == "validation" for name in report.metrics}
+    panels: Panels = {}
+    for report in reports:
+        for name, value in report.metrics.items():
+            if name in _SKIPPED or isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            panel = _paired(name, validated) if report.group == "validation" else name
+            curve = panels.setdefault(panel, {}).setdefault(report.group, {})
+            curve[report.steps_completed] = _drawable(value)
+    return panels
+
+
+def _drawable(value: float) -> float:
+    try:
+        return float(value) if math.isfinite(value) else math.nan
+    except OverflowError:  # an integer beyond the range of floats
+        return math.nan
+
+
+def _paired(name: str, validated: set[str]) -> str:
+    for prefix in _PREFIXES:
+        bare = name.removeprefix(prefix)
+        if bare and bare != name and bare not in validated:
+            return bare
+    return name
+
+
+def _figure(panels: Panels, title: str) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise errors.DeterminedException(
+            "plotting needs matplotlib, which is not installed; run: pip install 'resolute[plot]'"
+        ) from error
+    columns = min(len(panels), 3 if len(panels) > 4 else 2)
+    rows = math.ceil(len(panels) / columns)
+    # A figure of its own draws with Agg: no window system, no global state of pyplot.
+    figure = Figure(figsize=(max(5.2 * columns, 6.4), 3.4 * rows + 0.6), layout="constrained")
+    figure.suptitle(_label(title), fontsize=13, fontweight="bold", color=_INK)
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True).flatten()
+    for axis, (name, curves) in zip(axes, panels.items(), strict=False):
+        _draw_panel(axis, name, curves)
+    for axis in axes[len(panels) :]:
+        axis.set_axis_off()
+    return figure
+
+
+def _draw_panel(axis: Axes, name: str, curves: dict[str, dict[int, float]]) -> None:
+    others = iter(_OTHER_COLORS * len(curves))
+    for group, curve in curves.items():
+        color = _COLORS.get(group) or next(others)
+        axis.plot(list(curve), list(curve.values()), label=_label(group), color=color, **_style(group, curve))
+    axis.set_title(_label(name), fontsize=11, color=_INK)
+    axis.set_xlabel("batches trained", fontsize=9, color=_INK)
+    axis.tick_params(labelsize=8, colors=_INK, labelbottom=True)
+    axis.grid(color=_GRID, linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(fontsize=8, frameon=False)
+
+
+def _style(group: str, curve: dict[int, float]) -> dict[str, Any]:
+    # Validations are few, each is a measurement of its own; a single point has no line to show.
+    has_markers = group == "validation" or len(curve) == 1
+    return {"linewidth": 1.6, "marker": "o" if has_markers else "", "markersize": 4}
+
+
+def _label(text: str) -> str:
+    # A dollar sign would start a formula, an underscore in front would hide a curve from the legend.
+    escaped = plain(text, limit=60).replace("$", r"\$")
+    return f" {escaped}" if escaped.startswith("_") else escaped

@@ -1,0 +1,126 @@
+"""`det trial`: describe a trial and plot its metrics."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Annotated, Any
+
+import typer
+
+from determined import _home, tracking
+
+from . import _output, _plot
+
+app = typer.Typer(help="Trials: one training with one set of hyperparameters.", no_args_is_help=True)
+
+TrialId = Annotated[int, typer.Argument(metavar="ID", help="The id that `det experiment describe` shows for a trial.")]
+
+_SUMMARY_COLUMNS = ("group", "metric", "latest", "at step", "smallest", "largest", "reports")
+
+
+@app.command()
+def describe(
+    id: TrialId,
+    metrics: Annotated[bool, typer.Option("--metrics", help="Show every report of metrics.")] = False,
+    json: _output.Json = False,
+    csv: _output.Csv = False,
+) -> None:
+    """Show a trial: its hyperparameters, how to repeat it, and its metrics."""
+    format = _output.chosen_format(json, csv)
+    records = _output.open_records()
+    trial = records.trial(id)
+    reports = records.metrics(id) if metrics else None
+    if format is _output.Format.JSON:
+        _output.print_json(_described(trial, reports))
+    elif format is _output.Format.CSV:
+        _print_csv(trial, reports)
+    else:
+        _print_text(trial, reports)
+
+
+def _described(trial: tracking.TrialRecord, reports: list[tracking.MetricReport] | None) -> dict[str, Any]:
+    described: dict[str, Any] = _output.as_data(trial)
+    return described if reports is None else {**described, "metrics": reports}
+
+
+def _print_csv(trial: tracking.TrialRecord, reports: list[tracking.MetricReport] | None) -> None:
+    if reports is None:
+        _output.print_csv(("field", "value"), list(_fields(trial).items()))
+    else:
+        names = _metric_names(reports)
+        rows = [(report.group, *_report_row(report, names)) for report in reports]
+        _output.print_csv(("group", "step", "time", *names), rows)
+
+
+def _print_text(trial: tracking.TrialRecord, reports: list[tracking.MetricReport] | None) -> None:
+    _output.print_fields(_fields(trial))
+    if reports is None:
+        _output.print_table(_SUMMARY_COLUMNS, _summary_rows(trial), title="Metrics")
+        return
+    for group in trial.summary:
+        of_group = [report for report in reports if report.group == group]
+        names = _metric_names(of_group)
+        rows = [_report_row(report, names) for report in of_group]
+        _output.print_table(("step", "time", *names), rows, title=group)
+
+
+def _fields(trial: tracking.TrialRecord) -> dict[str, Any]:
+    return {
+        "trial": trial.id,
+        "experiment": trial.experiment_id,
+        "state": _output.state_text(trial),
+        "reason": trial.reason,
+        "status": trial.status,
+        "progress": _output.percent(trial.progress),
+        "started": _output.when(trial.started),
+        "ended": _output.when(trial.ended),
+        "duration": _output.duration(trial.started, trial.ended),
+        "steps": trial.steps_completed,
+        "best validation": _output.best_text(trial.best_validation),
+        "hparams": trial.hparams,
+        "metadata": trial.metadata,
+        "continues": trial.source_checkpoint,
+        "entrypoint": trial.entrypoint,
+        "seed": trial.seed,
+        "Resolute": trial.resolute_version,
+        "torch": trial.torch_version,
+        "git commit": trial.git_commit,
+        "process": f"{trial.pid} on {trial.host}",
+        "TensorBoard": str(_home.home().tensorboard(trial.experiment_id, trial.id)),
+    }
+
+
+def _summary_rows(trial: tracking.TrialRecord) -> list[tuple[Any, ...]]:
+    return [
+        (group, name, item.latest, item.latest_step, item.smallest, item.largest, item.count)
+        for group, metrics in trial.summary.items()
+        for name, item in metrics.items()
+    ]
+
+
+def _metric_names(reports: list[tracking.MetricReport]) -> list[str]:
+    return list(dict.fromkeys(name for report in reports for name in report.metrics))
+
+
+def _report_row(report: tracking.MetricReport, names: list[str]) -> tuple[Any, ...]:
+    values = (report.metrics.get(name) for name in names)
+    return (report.steps_completed, _output.when(report.time), *values)
+
+
+@app.command()
+def plot(
+    id: TrialId,
+    output: Annotated[
+        pathlib.Path | None,
+        typer.Option("--output", "-o", help="The file to write: .png, .svg or .pdf. (default: trial-ID.png)"),
+    ] = None,
+) -> None:
+    """Draw the metrics of a trial into a picture, training and validation in one panel per name."""
+    records = _output.open_records()
+    trial = records.trial(id)
+    experiment = records.experiment(trial.experiment_id)
+    target = output or pathlib.Path(f"trial-{id}.png")
+    left_out = _plot.draw(records.metrics(id), f"{experiment.name}, trial {id}", target)
+    if left_out:
+        typer.echo(f"Left out for want of room: {_output.plain(', '.join(left_out), 1000)}", err=True)
+    typer.echo(f"Wrote {_output.plain(target)}")

@@ -1,0 +1,27 @@
+"""The services that a training process stands on, usable without the training loop."""
+
+from determined.core._checkpoint import CheckpointContext, DownloadMode
+from determined.core._context import Context, TensorboardMode, init
+from determined.core._distributed import DistributedContext
+from determined.core._preempt import PreemptContext, PreemptMode
+from determined.core._profiler import ProfilerContext
+from determined.core._searcher import SearcherContext, SearcherMode, SearcherOperation, Unit
+from determined.core._train import EarlyExitReason, TrainContext
+
+__all__ = [
+    "CheckpointContext",
+    "Context",
+    "DistributedContext",
+    "DownloadMode",
+    "EarlyExitReason",
+    "PreemptContext",
+    "PreemptMode",
+    "ProfilerContext",
+    "SearcherContext",
+    "SearcherMode",
+    "SearcherOperation",
+    "TensorboardMode",
+    "TrainContext",
+    "Unit",
+    "init",
+]

@@ -1,0 +1,178 @@
+"""The services of one trial process, opened and closed together."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from determined import errors, storage, tensorboard, tracking
+from determined._home import home
+from determined._info import ClusterInfo, get_cluster_info
+from determined.core._checkpoint import CheckpointContext
+from determined.core._distributed import DistributedContext
+from determined.core._outbox import Outbox
+from determined.core._preempt import PreemptContext, PreemptMode
+from determined.core._profiler import ProfilerContext
+from determined.core._recording import Recording, RunFacts, now
+from determined.core._scalars import ScalarLog
+from determined.core._searcher import SearcherContext
+from determined.core._train import EarlyExitReason, TrainContext
+
+StorageLocation = str | os.PathLike[str] | Mapping[str, Any]
+
+
+class TensorboardMode(enum.Enum):
+    """Who takes care of TensorBoard files."""
+
+    AUTO = "AUTO"
+    MANUAL = "MANUAL"
+
+
+class Context:
+    """Reporting, checkpoints, preemption and exchange between ranks, for one trial process.
+
+    A context manager: leaving it writes what is buffered, records how the run ended, and closes all.
+    """
+
+    def __init__(
+        self,
+        *,
+        distributed: DistributedContext,
+        checkpoint_storage: StorageLocation | None,
+        preempt_mode: PreemptMode,
+        tensorboard_mode: TensorboardMode,
+        facts: RunFacts,
+        info: ClusterInfo | None,
+    ) -> None:
+        store = storage.store_for(checkpoint_storage, home().checkpoints)
+        self.info = info
+        self.distributed = distributed
+        self._outbox = Outbox()
+        self.recording = Recording(self._outbox, home(), facts, info)
+        self.scalars = ScalarLog(self._outbox, self.recording, tensorboard_mode is TensorboardMode.AUTO)
+        self.train = TrainContext(
+            self.recording, self.scalars, searcher_metric(facts.config), lambda _: self.scalars.flush()
+        )
+        self.checkpoint = CheckpointContext(distributed, store, self.recording, self._outbox.flush)
+        self.preempt = PreemptContext(distributed, preempt_mode)
+        self.searcher = SearcherContext(distributed, facts.config)
+        self.profiler = ProfilerContext(self._report_system_metrics)
+        self.steps_completed = 0
+        """The latest step of the training; system metrics are recorded under it."""
+
+    def __enter__(self) -> Context:
+        tensorboard.set_current(lambda: self.scalars.file)
+        self.preempt.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._record_end(error)
+        self.close()
+        if isinstance(error, errors.InvalidHP):
+            raise SystemExit(0) from error
+        if error is None and self.preempt.signum is not None:
+            # The convention of shells for a process that a signal has ended.
+            raise SystemExit(128 + self.preempt.signum)
+
+    def close(self) -> None:
+        """Write what is buffered and let go of threads, files, signals and the database."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.distributed.close)
+            stack.callback(self.recording.close)
+            stack.callback(self.scalars.close)
+            stack.callback(self._outbox.close)
+            stack.callback(tensorboard.set_current, None)
+            stack.callback(self.preempt.close)
+            stack.callback(self.profiler.off)
+
+    def flush(self) -> None:
+        """Wait until everything reported so far is written."""
+        self.scalars.flush()
+
+    def _record_end(self, error: BaseException | None) -> None:
+        if isinstance(error, errors.InvalidHP):
+            self.train.report_early_exit(EarlyExitReason.INVALID_HP)
+        state, reason = _end_state(error, self.preempt.signum)
+        self.recording.put(tracking.StateChanged(state=state, time=now(), reason=reason))
+
+    def _report_system_metrics(self, group: str, metrics: Mapping[str, float]) -> None:
+        self.train.report_metrics(group, self.steps_completed, metrics)
+
+
+def _end_state(error: BaseException | None, signum: int | None) -> tuple[tracking.RunState, str | None]:
+    if isinstance(error, KeyboardInterrupt) or (error is None and signum is not None):
+        return tracking.RunState.CANCELED, f"signal {signum}" if signum else "interrupted"
+    if error is None or (isinstance(error, SystemExit) and not error.code):
+        return tracking.RunState.COMPLETED, None
+    if isinstance(error, errors.InvalidHP):
+        return tracking.RunState.COMPLETED, f"invalid hyperparameters: {error}"
+    return tracking.RunState.ERROR, f"{type(error).__name__}: {error}"
+
+
+def searcher_metric(config: Mapping[str, Any] | None) -> tuple[str, bool] | None:
+    """Return (metric, smaller_is_better) of a config's searcher, or None if it names no metric."""
+    searcher = (config or {}).get("searcher") or {}
+    if not isinstance(searcher, Mapping) or not searcher.get("metric"):
+        return None
+    return str(searcher["metric"]), bool(searcher.get("smaller_is_better", True))
+
+
+def open_context(
+    *,
+    distributed: DistributedContext | None,
+    checkpoint_storage: StorageLocation | None,
+    preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
+    tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
+    facts: RunFacts,
+) -> Context:
+    """Return the context of a run that is described by `facts`."""
+    return Context(
+        distributed=distributed or DistributedContext.single(),
+        checkpoint_storage=checkpoint_storage,
+        preempt_mode=preempt_mode,
+        tensorboard_mode=tensorboard_mode,
+        facts=facts,
+        info=get_cluster_info(),
+    )
+
+
+@contextlib.contextmanager
+def init(
+    *,
+    distributed: DistributedContext | None = None,
+    checkpoint_storage: StorageLocation | None = None,
+    preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
+    tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
+) -> Iterator[Context]:
+    """Give the services of a trial process for as long as the block lasts.
+
+        with det.core.init() as core_context:
+            core_context.train.report_training_metrics(steps_completed=1, metrics={"loss": 0.5})
+
+    `checkpoint_storage` is the path of a folder, or the section of an experiment config.
+    """
+    info = get_cluster_info()
+    facts = RunFacts(
+        name=str((info.trial._config.get("name") if info else None) or "core"),
+        config=info.trial._config if info else None,
+        hparams=info.trial.hparams if info else {},
+        seed=info.trial.trial_seed if info else secrets.randbits(31),
+    )
+    with open_context(
+        distributed=distributed,
+        checkpoint_storage=checkpoint_storage,
+        preempt_mode=preempt_mode,
+        tensorboard_mode=tensorboard_mode,
+        facts=facts,
+    ) as context:
+        yield context

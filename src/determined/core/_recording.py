@@ -1,0 +1,160 @@
+"""The record of this run in the tracking database."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from determined import tracking
+from determined._home import Home
+from determined._info import ClusterInfo
+from determined._version import VERSION
+from determined.core._outbox import Outbox
+
+if TYPE_CHECKING:
+    from determined.tracking import Message, Recorder
+
+UNRECORDED_ID = 0
+"""Experiment and trial id of a run that could not be recorded."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What a local run is, as far as its program says."""
+
+    name: str
+    config: Mapping[str, Any] | None
+    hparams: Mapping[str, Any]
+    seed: int
+
+
+class Recording:
+    """Register this run in the tracking database and write its history, on the outbox's thread.
+
+    The database is opened in the background, since that takes longer than starting to train;
+    `experiment_id` and `trial_id` wait for it.
+    """
+
+    def __init__(self, outbox: Outbox, home: Home, facts: RunFacts, info: ClusterInfo | None) -> None:
+        self._outbox = outbox
+        self._home = home
+        self._facts = facts
+        self._info = info
+        self._recorder: Recorder | None = None
+        self._opened = threading.Event()
+        outbox.put(self._open, None)
+
+    @property
+    def experiment_id(self) -> int:
+        """The id under which `det experiment describe` shows this run."""
+        return self._info.trial.experiment_id if self._info else self._ids()[0]
+
+    @property
+    def trial_id(self) -> int:
+        """The id under which `det trial describe` shows this run."""
+        return self._info.trial.trial_id if self._info else self._ids()[1]
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether this run is in the database."""
+        self._opened.wait()
+        return self._recorder is not None
+
+    @property
+    def tensorboard_path(self) -> pathlib.Path:
+        """The folder of this trial's TensorBoard files."""
+        return self._home.tensorboard(self.experiment_id, self.trial_id)
+
+    def put(self, message: Message) -> None:
+        """Add to the record; returns at once."""
+        self._outbox.put(self._write, message)
+
+    def best_validation(self, metric: str, smaller_is_better: bool) -> float | None:
+        """Return the experiment's best recorded validation of a metric."""
+        self._outbox.flush()
+        return self._recorder.best_validation(metric, smaller_is_better) if self._recorder else None
+
+    def close(self) -> None:
+        """Let go of the database. The outbox must have been closed before."""
+        if self._recorder is not None:
+            self._recorder.close()
+
+    def _ids(self) -> tuple[int, int]:
+        self._opened.wait()
+        if self._recorder is None:
+            return UNRECORDED_ID, UNRECORDED_ID
+        return self._recorder.experiment_id, self._recorder.trial_id
+
+    def _open(self, _: Sequence[None]) -> None:
+        try:
+            self._recorder = self._opened_recorder()
+        except ImportError as error:
+            warnings.warn(
+                f"This run is not recorded, because {error.name} is not installed; "
+                f"`pip install {error.name}` makes `det experiment list` show it.",
+                stacklevel=1,
+            )
+        finally:
+            self._opened.set()
+
+    def _opened_recorder(self) -> Recorder:
+        from determined.tracking import Recorder
+
+        if self._info is not None:
+            trial = self._info.trial
+            return Recorder.attach(self._home.database, trial.experiment_id, trial.trial_id)
+        return Recorder.start(self._home.database, _describe(self._facts))
+
+    def _write(self, messages: Sequence[Message]) -> None:
+        if self._recorder is not None:
+            self._recorder.write(messages)
+
+
+def _describe(facts: RunFacts) -> tracking.RunDescription:
+    import psutil
+
+    torch = sys.modules.get("torch")
+    return tracking.RunDescription(
+        name=facts.name,
+        config=facts.config,
+        hparams=facts.hparams,
+        seed=facts.seed,
+        entrypoint=" ".join(sys.argv) or sys.executable,
+        torch_version=str(torch.__version__) if torch else None,
+        resolute_version=VERSION,
+        git_commit=_git_commit(),
+        pid=os.getpid(),
+        process_started=psutil.Process().create_time(),
+        host=socket.gethostname(),
+    )
+
+
+def _git_commit() -> str | None:
+    """Return the commit of the program, with a mark when tracked files differ from it; None without git."""
+    program = getattr(sys.modules.get("__main__"), "__file__", None)
+    folder = pathlib.Path(program).absolute().parent if program else pathlib.Path.cwd()
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--dirty=+changes", "--match="],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def now() -> float:
+    """Return the time stamp of a record, in seconds since the epoch."""
+    return time.time()

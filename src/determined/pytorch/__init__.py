@@ -1,0 +1,49 @@
+"""Train PyTorch models: subclass `PyTorchTrial`, then `Trainer(trial, context).fit(...)`."""
+
+from determined.pytorch import samplers
+from determined.pytorch._callback import PyTorchCallback
+from determined.pytorch._context import PyTorchTrialContext
+from determined.pytorch._data import DataLoader
+from determined.pytorch._experimental import PyTorchExperimentalContext
+from determined.pytorch._load import CheckpointLoadContext, load_trial_from_checkpoint_path
+from determined.pytorch._lr_scheduler import LRScheduler
+from determined.pytorch._plan import Batch, Epoch, ShouldExit, TrainUnit
+from determined.pytorch._plan import TrainBoundary as _TrainBoundary
+from determined.pytorch._plan import TrainBoundaryType as _TrainBoundaryType
+from determined.pytorch._progress import Progress as _TrialState
+from determined.pytorch._reducer import MetricReducer, Reducer
+from determined.pytorch._structure import TorchData, data_length, to_device
+from determined.pytorch._trainer import Trainer, init
+from determined.pytorch._trial import PyTorchTrial
+from determined.pytorch.samplers import adapt_batch_sampler
+
+# Programs written for Determined name these.
+_ShouldExit = ShouldExit
+
+__all__ = [
+    "Batch",
+    "CheckpointLoadContext",
+    "DataLoader",
+    "Epoch",
+    "LRScheduler",
+    "MetricReducer",
+    "PyTorchCallback",
+    "PyTorchExperimentalContext",
+    "PyTorchTrial",
+    "PyTorchTrialContext",
+    "Reducer",
+    "ShouldExit",
+    "TorchData",
+    "TrainUnit",
+    "Trainer",
+    "_ShouldExit",
+    "_TrainBoundary",
+    "_TrainBoundaryType",
+    "_TrialState",
+    "adapt_batch_sampler",
+    "data_length",
+    "init",
+    "load_trial_from_checkpoint_path",
+    "samplers",
+    "to_device",
+]

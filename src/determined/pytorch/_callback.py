@@ -1,0 +1,132 @@
+"""Hooks into a training run, and the set of them that a trial brings."""
+
+from __future__ import annotations
+
+import inspect
+import pathlib
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+class PyTorchCallback:
+    """Something to do at certain moments of a run. Override what you need; the rest does nothing.
+
+    Hooks run on every rank, except where they say otherwise.
+    """
+
+    def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
+        """Run first of all, before data loaders are built and a checkpoint is loaded."""
+
+    def on_trial_shutdown(self) -> None:
+        """Run last of all, also after an exception."""
+
+    def on_training_start(self) -> None:
+        """Run once, after a checkpoint was loaded and before the first batch."""
+
+    def on_training_epoch_start(self, epoch_idx: int) -> None:
+        """Run before the first batch of an epoch."""
+
+    def on_training_epoch_end(self, epoch_idx: int) -> None:
+        """Run after the last batch of an epoch."""
+
+    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
+        """Run at the end of a window of batches, with its averages and the metrics of each batch."""
+
+    def on_validation_start(self) -> None:
+        """Run before a validation."""
+
+    def on_validation_epoch_start(self) -> None:
+        """Run before the first batch of a validation by `evaluate_batch`."""
+
+    def on_validation_epoch_end(self, outputs: list[Any]) -> None:
+        """Run after the last batch of a validation, with what `evaluate_batch` returned for each."""
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        """Run after a validation, with its metrics."""
+
+    def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
+        """Run before a checkpoint is loaded; may change what is loaded."""
+
+    def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
+        """Run before a checkpoint is written; may change what is written."""
+
+    def on_checkpoint_write_end(self, checkpoint_dir: pathlib.Path) -> None:
+        """Run on the chief when a checkpoint's files are written; may add files to the folder."""
+
+    def on_checkpoint_end(self, checkpoint_dir: str) -> None:
+        """Run as `on_checkpoint_write_end` does; deprecated in favour of it."""
+
+    def on_checkpoint_upload_end(self, uuid: str) -> None:
+        """Run when a checkpoint is complete in its store."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the callback wants to find again after a resume, as plain values and tensors."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+
+
+_HOOKS = [name for name in vars(PyTorchCallback) if name.startswith("on_")]
+
+
+class Callbacks:
+    """All callbacks of a trial: `callbacks.run("on_validation_end", metrics)` calls those that override it."""
+
+    def __init__(self, callbacks: Mapping[str, PyTorchCallback]) -> None:
+        self._callbacks = _checked(callbacks)
+        self._hooks = {hook: self._overriding(hook) for hook in _HOOKS}
+        if self._hooks["on_checkpoint_end"]:
+            warnings.warn(
+                "PyTorchCallback.on_checkpoint_end is deprecated; override on_checkpoint_write_end.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+
+    def run(self, hook: str, *args: Any) -> None:
+        """Call a hook of every callback that overrides it, in the order of the dict."""
+        for method in self._hooks[hook]:
+            method(*args)
+
+    def wants(self, hook: str) -> bool:
+        """Say whether any callback overrides a hook."""
+        return bool(self._hooks[hook])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all callbacks by name."""
+        return {name: callback.state_dict() for name, callback in self._callbacks.items()}
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        """Hand each callback its state; names that only one side has are passed over."""
+        for name, callback in self._callbacks.items():
+            if name in states:
+                callback.load_state_dict(states[name])
+
+    def _overriding(self, hook: str) -> list[Callable[..., None]]:
+        methods = [getattr(callback, hook) for callback in self._callbacks.values()]
+        own = [m for m in methods if getattr(m, "__func__", m) is not getattr(PyTorchCallback, hook)]
+        takes_epoch = hook in ("on_training_epoch_start", "on_training_epoch_end")
+        return [_with_optional_argument(m) for m in own] if takes_epoch else own
+
+
+def _with_optional_argument(method: Callable[..., None]) -> Callable[..., None]:
+    """Accept the old form of epoch hooks, which take no epoch index."""
+    if inspect.signature(method).parameters:
+        return method
+    return lambda _: method()
+
+
+def _checked(callbacks: Any) -> dict[str, PyTorchCallback]:
+    if not isinstance(callbacks, Mapping):
+        raise TypeError(
+            f"build_callbacks() returned {callbacks!r}; it must return a dict from names to callbacks, "
+            'such as {"early_stopping": EarlyStopping()}.'
+        )
+    for name, callback in callbacks.items():
+        if not isinstance(name, str) or not isinstance(callback, PyTorchCallback):
+            raise TypeError(
+                f"build_callbacks() holds {name!r}: {callback!r}; names are str and callbacks are instances "
+                "of pytorch.PyTorchCallback."
+            )
+    return dict(callbacks)

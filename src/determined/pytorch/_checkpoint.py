@@ -1,0 +1,204 @@
+"""What a checkpoint holds: taking a snapshot of a training, and putting it back."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import pathlib
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from determined import errors
+from determined._version import VERSION
+from determined.pytorch import _code, _legacy, _rng
+from determined.pytorch._context import PyTorchTrialContext
+
+STATE_FILE = "state_dict.pth"
+LOAD_FILE = "load_data.json"
+CODE_FOLDER = "code"
+FORMAT = "resolute-1"
+
+
+def snapshot(context: PyTorchTrialContext) -> dict[str, Any]:
+    """Return the state of everything wrapped, and of the random numbers of every rank."""
+    state: dict[str, Any] = {
+        "models_state_dict": [model.state_dict() for model in context.models],
+        "optimizers_state_dict": [optimizer.state_dict() for optimizer in context.optimizers],
+        "lr_schedulers_state_dict": [scheduler.state_dict() for scheduler in context.lr_schedulers],
+        "rng_state": context.distributed.allgather(_rng.get_state()),
+        **context.precision.state_dict(),
+    }
+    if gradients := _gradients(context):
+        state["gradients"] = gradients
+    return state
+
+
+def restore(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
+    """Put everything wrapped into a saved state; random numbers are left to `restore_rng`."""
+    parts = {
+        "models_state_dict": [_ModelLoader(model) for model in context.models],
+        "optimizers_state_dict": context.optimizers,
+        "lr_schedulers_state_dict": context.lr_schedulers,
+    }
+    for key, owners in parts.items():
+        _load_each(key, owners, state)
+    context.precision.load_state_dict(state)
+    _restore_gradients(context, state.get("gradients", {}))
+
+
+def restore_rng(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
+    """Put the random numbers of this rank into their saved state."""
+    saved = state["rng_state"]
+    per_rank = saved if isinstance(saved, list) else [saved]  # Determined saved those of rank 0 alone
+    if context.distributed.rank < len(per_rank):
+        _rng.set_state(per_rank[context.distributed.rank])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _ModelLoader:
+    """Loads weights into a model, whether or not they were saved from one wrapped for several processes."""
+
+    model: torch.nn.Module
+
+    def load_state_dict(self, weights: Mapping[str, Any]) -> None:
+        self.model.load_state_dict(without_prefix(weights))
+
+
+def without_prefix(weights: Mapping[str, Any], prefix: str = "module.") -> Mapping[str, Any]:
+    """Return weights without the prefix that DDP adds to every name."""
+    if not weights or not all(name.startswith(prefix) for name in weights):
+        return weights
+    return {name.removeprefix(prefix): value for name, value in weights.items()}
+
+
+def _load_each(key: str, owners: Any, state: Mapping[str, Any]) -> None:
+    saved = state.get(key)
+    if saved is None or len(saved) != len(owners):
+        held = "no" if saved is None else len(saved)
+        raise errors.InvalidCheckpointException(
+            f"The checkpoint holds {held} entries of {key}, but the trial wraps {len(owners)}; "
+            "load it with the program that saved it."
+        )
+    for index, (owner, one) in enumerate(zip(owners, saved, strict=True)):
+        try:
+            owner.load_state_dict(one)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise errors.InvalidCheckpointException(
+                f"{key}[{index}] of the checkpoint does not fit the trial: {error}"
+            ) from error
+
+
+def _gradients(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
+    """Return gradients that outlive the batch, as those between aggregated steps do."""
+    return {
+        f"{index}.{name}": parameter.grad
+        for index, model in enumerate(context.models)
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def _restore_gradients(context: PyTorchTrialContext, saved: Mapping[str, torch.Tensor]) -> None:
+    for index, model in enumerate(context.models):
+        for name, parameter in model.named_parameters():
+            gradient = saved.get(f"{index}.{name}")
+            parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
+
+
+# Files
+
+
+def write(folder: pathlib.Path, state: dict[str, Any], description: dict[str, Any]) -> None:
+    """Write the state and the description of its program into a folder."""
+    path = folder / STATE_FILE
+    torch.save(_portable(state), path)
+    if unsafe := torch.serialization.get_unsafe_globals_in_checkpoint(path):
+        raise errors.InvalidExperimentException(
+            f"The checkpoint would hold objects of {', '.join(unsafe)} under {_where(state)}; only plain values, "
+            "containers, arrays and tensors can be loaded safely. Convert them in state_dict() or "
+            "on_checkpoint_save_start()."
+        )
+    (folder / LOAD_FILE).write_text(json.dumps(description, default=str))
+
+
+def read(folder: pathlib.Path) -> dict[str, Any]:
+    """Return the state in a checkpoint's folder, also of one that Determined wrote."""
+    path = folder / STATE_FILE
+    if not path.is_file():
+        raise errors.InvalidCheckpointException(
+            f"{folder} is not a whole checkpoint of a PyTorchTrial: it has no {STATE_FILE}."
+        )
+    try:
+        if _legacy.is_legacy(folder):
+            state = _legacy.load_state(path, map_location="cpu")
+            return state | {"loop": {"progress": _legacy.load_progress(folder)}}
+        return dict(_restored(torch.load(path, map_location="cpu", weights_only=True)))
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+        raise errors.InvalidCheckpointException(f"{path} cannot be read: {error}") from error
+
+
+def metadata(steps_completed: int) -> dict[str, Any]:
+    """Return the metadata that goes with a checkpoint."""
+    return {
+        "steps_completed": steps_completed,
+        "framework": f"torch-{torch.__version__}",
+        "format": FORMAT,
+        "resolute_version": VERSION,
+    }
+
+
+def description(context: PyTorchTrialContext, program: _code.Program, trial_class: type) -> dict[str, Any]:
+    """Return what `load_trial_from_checkpoint_path` needs to build the trial again."""
+    return {
+        "trial_type": "PyTorchTrial",
+        "experiment_config": context.config_if_any or {},
+        "hparams": context.hparams_if_any or {},
+        "trial_cls_spec": f"{program.module}:{trial_class.__qualname__}",
+        "is_trainer": True,
+    }
+
+
+_ARRAY = "__ndarray__"
+
+
+def _portable(value: Any) -> Any:
+    """Return the structure with NumPy arrays and numbers in a form that `weights_only` loading admits."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return {_ARRAY: torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape)}
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (dict, list, tuple):
+        return _mapped(_portable, value)
+    return value
+
+
+def _restored(value: Any) -> Any:
+    """Return the structure that `_portable` was given."""
+    if type(value) is dict and set(value) == {_ARRAY}:
+        return value[_ARRAY].numpy()
+    if type(value) in (dict, list, tuple):
+        return _mapped(_restored, value)
+    return value
+
+
+def _mapped(function: Any, value: Any) -> Any:
+    if type(value) is dict:
+        return {key: function(one) for key, one in value.items()}
+    return type(value)(function(one) for one in value)
+
+
+def _where(state: Mapping[str, Any]) -> str:
+    """Name the entries of a state that cannot be loaded safely."""
+    return ", ".join(sorted(key for key, value in state.items() if not _is_safe(value)))
+
+
+def _is_safe(value: Any) -> bool:
+    buffer = io.BytesIO()
+    torch.save(_portable(value), buffer)
+    buffer.seek(0)
+    return not torch.serialization.get_unsafe_globals_in_checkpoint(buffer)

@@ -1,0 +1,187 @@
+"""The data loader whose real loader is made once rank, seed and position are known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sized
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from determined.pytorch import _rng, samplers
+from determined.pytorch._order import BatchKey, OrderedBatches, order_of
+
+
+class DataLoader:
+    """Takes the arguments of `torch.utils.data.DataLoader` and makes such a loader when it is known where to start.
+
+    The order of a shuffled epoch depends on the seed and the epoch's number alone, so that a resumed run goes
+    on in the same order at once. Iterating it, or `len()`, works without a trial too.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = False,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        **torch_options: Any,
+    ) -> None:
+        if batch_size is None and batch_sampler is None:
+            raise ValueError(
+                "DataLoader(batch_size=None) would yield single samples; training counts in batches. "
+                "Pass batch_size=1, or a batch_sampler."
+            )
+        self._options: dict[str, Any] = {
+            "num_workers": num_workers,
+            "collate_fn": collate_fn,
+            "pin_memory": pin_memory,
+            "timeout": timeout,
+            "worker_init_fn": worker_init_fn,
+            "multiprocessing_context": multiprocessing_context,
+            "generator": generator,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+            **torch_options,
+        }
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self._shuffle = bool(shuffle)
+        self._sampler = sampler
+        self._batch_sampler = batch_sampler
+        self._passes = 0
+        # Torch checks all arguments here, with its own words; no worker starts before a loader is iterated.
+        self._plain = TorchDataLoader(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            drop_last=drop_last,
+            **self._options,
+        )
+
+    def get_data_loader(
+        self,
+        repeat: bool = False,
+        skip: int = 0,
+        num_replicas: int = 1,
+        rank: int = 0,
+        seed: int | None = None,
+    ) -> TorchDataLoader[Any]:
+        """Return the torch loader of one rank: repeated, then sharded by batch, then begun after `skip` batches.
+
+        `seed` decides the order of a shuffled epoch; without it, torch's own seed does.
+        """
+        _check_position(skip, num_replicas, rank)
+        if self.is_iterable:
+            return self._plain
+        generator = self._options["generator"]
+        if seed is None or generator is not None:
+            seed = (generator or torch.default_generator).initial_seed()
+        options = self._options | {"generator": _worker_generator(seed)}
+        return TorchDataLoader(
+            self._keyed_dataset(seed),
+            batch_sampler=self._batches(repeat, skip, num_replicas, rank, seed),
+            **options,
+        )
+
+    @property
+    def is_iterable(self) -> bool:
+        """Whether the data set is an `IterableDataset`, which decides itself what comes next."""
+        return isinstance(self.dataset, IterableDataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over one pass; a shuffled loader gives every pass another order."""
+        self._passes += 1
+        if self.is_iterable:
+            return iter(self._plain)
+        seed = _rng.derive(torch.initial_seed(), self._passes)
+        return iter(self.get_data_loader(seed=seed))
+
+    def __len__(self) -> int:
+        return len(self._plain)
+
+    def _batches(self, repeat: bool, skip: int, num_replicas: int, rank: int, seed: int) -> Any:
+        given = self._batch_sampler if self._batch_sampler is not None else self._sampler
+        if given is not None and not isinstance(given, Sized):
+            unsized = self._batch_sampler or BatchSampler(self._sampler, self.batch_size or 1, self.drop_last)
+            return samplers.adapt_batch_sampler(unsized, repeat, skip, num_replicas, rank)
+        order = order_of(
+            dataset=self.dataset,
+            batch_size=self.batch_size or 1,
+            shuffle=self._shuffle,
+            drop_last=self.drop_last,
+            sampler=self._sampler,
+            batch_sampler=self._batch_sampler,
+            seed=seed,
+        )
+        if repeat and len(order) == 0:
+            raise ValueError(
+                f"The training data loader has no batches: batch_size is "
+                f"{self.batch_size} and drop_last is {self.drop_last}. Give it more data or a smaller batch size."
+            )
+        return OrderedBatches(order, repeat=repeat, skip=skip, num_replicas=num_replicas, rank=rank)
+
+    def _keyed_dataset(self, seed: int) -> Any:
+        return KeyedDataset(self.dataset, seed) if self._options["num_workers"] else self.dataset
+
+
+class KeyedDataset(Dataset[Any]):
+    """A data set whose random numbers in loader workers depend on the batch alone, not on the worker's past."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+
+    def __getitems__(self, indices: list[Any]) -> Any:
+        if isinstance(indices, BatchKey) and get_worker_info() is not None:
+            seed = _rng.derive(self._seed, *indices.key)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            torch.manual_seed(seed)
+        if callable(fetch := getattr(self._dataset, "__getitems__", None)):
+            return fetch(indices)
+        return [self._dataset[i] for i in indices]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._dataset[index]
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        # Looked up by `__dict__`, since unpickling asks for attributes before any is set.
+        if "_dataset" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.__dict__["_dataset"], name)
+
+
+def _worker_generator(seed: int) -> torch.Generator:
+    """Return the generator of worker seeds, so that starting workers draws nothing from the training's."""
+    return torch.Generator().manual_seed(_rng.derive(seed, 2**32 - 1))
+
+
+def _check_position(skip: int, num_replicas: int, rank: int) -> None:
+    if skip < 0:
+        raise ValueError(f"get_data_loader(skip={skip}): the number of batches to skip is 0 or more.")
+    if not 0 <= rank < num_replicas:
+        raise ValueError(
+            f"get_data_loader(num_replicas={num_replicas}, rank={rank}): ranks count from 0 to num_replicas - 1."
+        )

@@ -1,0 +1,138 @@
+"""Build a trial from a checkpoint, to look at its models or use them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pathlib
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from determined import core, errors
+from determined._import import import_from_path
+from determined.pytorch import _checkpoint, _legacy
+from determined.pytorch._backend import SingleProcess
+from determined.pytorch._context import PyTorchTrialContext
+from determined.pytorch._trial import PyTorchTrial
+
+
+class CheckpointLoadContext(PyTorchTrialContext):
+    """A context for a trial that is built to be looked at, without a run."""
+
+    def __init__(self, hparams: Mapping[str, Any] | None = None, exp_conf: Mapping[str, Any] | None = None) -> None:
+        super().__init__(
+            distributed=core.DistributedContext.single(),
+            backend=SingleProcess(),
+            hparams=hparams,
+            exp_conf=exp_conf,
+        )
+
+
+def load_trial_from_checkpoint_path(
+    path: str | os.PathLike[str],
+    trial_class: type[PyTorchTrial] | None = None,
+    trial_kwargs: dict[str, Any] | None = None,
+    torch_load_kwargs: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> PyTorchTrial:
+    """Return the trial of a checkpoint folder, with the saved weights in its models.
+
+    Without `trial_class`, the class is imported from the checkpoint's `code/` folder, which RUNS that code:
+    load only checkpoints that you trust, or pass the class. `trial_kwargs` are further arguments of its
+    constructor; `torch_load_kwargs` those of `torch.load`, such as `{"map_location": "cpu"}`.
+    """
+    folder = _folder(path)
+    if kwargs:
+        warnings.warn(
+            f"load_trial_from_checkpoint_path(**{kwargs!r}) is deprecated; pass torch_load_kwargs={kwargs!r}.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+    description = _description(folder)
+    context = CheckpointLoadContext(description.get("hparams"), description.get("experiment_config"))
+    options = {"map_location": "cpu"} | kwargs | (torch_load_kwargs or {})
+    if trial_class is not None:
+        trial = trial_class(context, **(trial_kwargs or {}))
+    else:
+        with import_from_path(_code_folder(folder)):
+            trial = _trial_class(folder, description)(context, **(trial_kwargs or {}))
+    _load_weights(context, _state(folder, options))
+    return trial
+
+
+def _folder(path: str | os.PathLike[str]) -> pathlib.Path:
+    folder = pathlib.Path(path)
+    if not folder.is_dir():
+        found = "a file" if folder.exists() else "nothing"
+        raise errors.CheckpointNotFoundException(
+            f"There is {found} at {folder}; pass the folder of a checkpoint, as `det checkpoint describe` shows it."
+        )
+    return folder
+
+
+def _description(folder: pathlib.Path) -> dict[str, Any]:
+    path = folder / _checkpoint.LOAD_FILE
+    try:
+        description = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise errors.InvalidCheckpointException(f"{path} cannot be read as JSON: {error}") from error
+    kind = description.get("trial_type") if isinstance(description, dict) else None
+    if kind != "PyTorchTrial":
+        raise errors.InvalidCheckpointException(f"{path} describes a {kind!r}; only a PyTorchTrial can be loaded.")
+    return dict(description)
+
+
+def _code_folder(folder: pathlib.Path) -> pathlib.Path:
+    code = folder / _checkpoint.CODE_FOLDER
+    if not code.is_dir():
+        raise errors.InvalidCheckpointException(
+            f"{folder} holds no {_checkpoint.CODE_FOLDER}/ with the trial's program; pass trial_class=YourTrial."
+        )
+    return code
+
+
+def _trial_class(folder: pathlib.Path, description: Mapping[str, Any]) -> type[PyTorchTrial]:
+    spec = description.get("trial_cls_spec")
+    module, _, qualname = str(spec).partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *qualname.split("."))):
+        raise errors.InvalidCheckpointException(
+            f"trial_cls_spec={spec!r} in {folder / _checkpoint.LOAD_FILE} is not of the form module:Class; "
+            "pass trial_class=YourTrial."
+        )
+    try:
+        found: Any = importlib.import_module(module)
+        for name in qualname.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError) as error:
+        raise errors.InvalidCheckpointException(
+            f"The trial class {spec!r} cannot be imported from {folder / _checkpoint.CODE_FOLDER} ({error}); "
+            "pass trial_class=YourTrial."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, PyTorchTrial)):
+        raise errors.InvalidCheckpointException(
+            f"{spec!r} in {folder} is not a PyTorchTrial; pass trial_class=YourTrial."
+        )
+    return found
+
+
+def _state(folder: pathlib.Path, options: dict[str, Any]) -> dict[str, Any]:
+    if set(options) == {"map_location"} and options["map_location"] == "cpu":
+        return _checkpoint.read(folder)
+    path = folder / _checkpoint.STATE_FILE
+    with torch.serialization.safe_globals(_legacy.numpy_types()):
+        state: dict[str, Any] = torch.load(path, **options)
+    return state
+
+
+def _load_weights(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
+    saved = state.get("models_state_dict", [])
+    if len(saved) != len(context.models):
+        raise errors.InvalidCheckpointException(
+            f"The checkpoint holds the weights of {len(saved)} models, but the trial wraps {len(context.models)}."
+        )
+    for model, weights in zip(context.models, saved, strict=True):
+        model.load_state_dict(_checkpoint.without_prefix(weights))

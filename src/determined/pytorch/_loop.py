@@ -1,0 +1,166 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from determined.core._context import Context
+from determined.errors import InvalidHP
+from determined.pytorch._callback import Callbacks
+from determined.pytorch._context import PyTorchTrialContext
+from determined.pytorch._display import Display
+from determined.pytorch._metrics import MetricWindow, averages
+from determined.pytorch._plan import Plan, ShouldExit, TrainBoundaryType
+from determined.pytorch._policy import CheckpointPolicy
+from determined.pytorch._profile import Timings
+from determined.pytorch._progress import Clock, Progress
+from determined.pytorch._saver import Saver
+from determined.pytorch._validation import Validation
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Loop:
+    """Trains a trial by a plan. Made of parts that each know their own business."""
+
+    plan: Plan
+    progress: Progress
+    clock: Clock
+    fetch: Callable[[], Any]
+    to_device: Callable[[Any], Any]
+    train_batch: Callable[[Any, int, int], Any]
+    after_batch: Sequence[Callable[[], None]]
+    validation: Validation
+    saver: Saver
+    policy: CheckpointPolicy
+    callbacks: Callbacks
+    context: PyTorchTrialContext
+    services: Context
+    timings: Timings
+    display: Display
+    validate_first: bool
+    window: MetricWindow = dataclasses.field(default_factory=MetricWindow)
+
+    def run(self) -> None:
+        """Train to the planned length, then leave a current validation and checkpoint."""
+        self.callbacks.run("on_training_start")
+        try:
+            if self.validate_first:
+                self.validate()
+            while not self.plan.finished(self.progress):
+                self.train_window()
+                self.report()
+                for action in self.plan.due(self.progress):
+                    self.perform(action)
+                self.raise_if_stopping()
+            self.validate_if_stale()
+            self.save_if_stale()
+        except ShouldExit as request:
+            self.leave(save=not request.skip_exit_checkpoint)
+        except InvalidHP:
+            self.leave(save=True)
+            raise
+
+    def train_window(self) -> None:
+        """Train until something is due, and hold on to the metrics of each batch."""
+        while True:
+            self.train_until(self.next_stop())
+            if self.plan.due(self.progress) or self.plan.finished(self.progress) or self.stopping():
+                return
+
+    def train_until(self, end: int) -> None:
+        """Train up to a number of batches, within one epoch, or until asked to stop."""
+        progress, add, stopping, after_batch = self.progress, self.window.add, self.stopping, self.after_batch
+        self.timings.look(progress.batches_trained)
+        fetch = self.timings.timed("data_fetch", self.fetch)
+        to_device = self.timings.timed("to_device", self.to_device)
+        train_batch = self.timings.timed("train_batch", self.train_batch)
+        begin, epoch = progress.batches_trained, progress.epochs_trained
+        if self.clock.is_epoch_start:
+            self.callbacks.run("on_training_epoch_start", epoch)
+        while progress.batches_trained < end:
+            batch = to_device(fetch())
+            add(train_batch(batch, epoch, progress.batches_trained))
+            for step in after_batch:
+                step()
+            progress.batches_trained += 1
+            if stopping():
+                break
+        self.display.trained(batch, progress.batches_trained - begin)
+        if self.clock.is_epoch_start:
+            progress.epochs_trained += 1
+            self.callbacks.run("on_training_epoch_end", epoch)
+
+    def report(self) -> None:
+        """Report the metrics of the window that ends here."""
+        batches = self.window.take()
+        metrics = averages(batches) | self.context.reduce_metrics(for_training=True)
+        self.context.reset_reducers()
+        self.stamp(metrics)
+        done = self.progress.batches_trained
+        self.services.steps_completed = done
+        self.services.train.report_training_metrics(done, metrics, batches)
+        self.services.train.report_progress(min(done / self.plan.total_batches, 1.0))
+        if times := self.timings.take():
+            self.services.train.report_metrics("timing", done, times)
+        self.display.reported(metrics)
+        if self.callbacks.wants("on_training_workload_end"):
+            self.callbacks.run("on_training_workload_end", dict(metrics), [dict(batch) for batch in batches])
+
+    def perform(self, action: TrainBoundaryType) -> None:
+        """Do what is due."""
+        if action is TrainBoundaryType.VALIDATE:
+            self.validate_if_stale()
+        elif action is TrainBoundaryType.CHECKPOINT:
+            self.save_if_stale()
+
+    def validate(self) -> None:
+        """Validate, report, and save if the policy finds the result worth it."""
+        self.display.validating()
+        metrics = self.timings.timed("validation", self.validation.run)()
+        self.stamp(metrics)
+        self.progress.last_val = self.progress.batches_trained
+        worth_saving = self.policy.wants(metrics)
+        self.services.train.report_validation_metrics(self.progress.batches_trained, metrics)
+        self.display.validated(metrics)
+        self.callbacks.run("on_validation_end", dict(metrics))
+        if worth_saving:
+            self.save_if_stale()
+
+    def validate_if_stale(self) -> None:
+        """Validate unless the last validation was at this batch."""
+        if self.progress.last_val != self.progress.batches_trained:
+            self.validate()
+
+    def save_if_stale(self) -> None:
+        """Save a checkpoint unless the last one was at this batch."""
+        if self.progress.last_ckpt != self.progress.batches_trained:
+            self.display.saved(self.timings.timed("checkpoint", self.saver.save)())
+
+    def leave(self, *, save: bool) -> None:
+        """End training before its length."""
+        if len(self.window):
+            self.report()
+        if save:
+            self.save_if_stale()
+
+    def stopping(self) -> bool:
+        """Say whether the program or a signal asks to stop."""
+        return self.context.get_stop_requested() or self.services.preempt.signum is not None
+
+    def raise_if_stopping(self) -> None:
+        """Leave the loop if asked to stop."""
+        if self.stopping():
+            raise ShouldExit
+
+    def next_stop(self) -> int:
+        """Return the number of batches at which to look up next."""
+        stop = self.plan.next_stop(self.progress)
+        change = self.timings.next_change(self.progress.batches_trained)
+        return stop if change is None else min(stop, change)
+
+    def stamp(self, metrics: dict[str, Any]) -> None:
+        """Add how far training has come, unless the trial has metrics of such names."""
+        metrics.setdefault("batches", self.progress.batches_trained)
+        metrics.setdefault("epochs", self.progress.epochs_trained)

@@ -1,0 +1,143 @@
+"""The order of training data: a pure function of seed and epoch, entered at any position."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, Sampler, SequentialSampler
+
+from determined.pytorch import _rng
+
+
+class BatchKey(list[Any]):
+    """The indices of a batch, with a key that tells this batch from all others of the training."""
+
+    def __init__(self, indices: Iterable[Any], key: tuple[int, int]) -> None:
+        super().__init__(indices)
+        self.key = key
+
+
+class SizedIterable(Sized, Iterable[Any], Protocol):
+    """What a batch sampler with a length is."""
+
+
+class Order(Protocol):
+    """The batches of an epoch, as a function of its number."""
+
+    def __len__(self) -> int: ...
+
+    def batches(self, epoch: int, start: int, step: int) -> Iterator[Iterable[Any]]:
+        """Yield every `step`-th batch of an epoch from batch `start` on."""
+        ...
+
+
+class ComputedOrder:
+    """Plain or shuffled order over a data set: any position is computed, none is replayed."""
+
+    def __init__(self, size: int, batch_size: int, drop_last: bool, seed: int | None) -> None:
+        self._size = size
+        self._batch_size = batch_size
+        self._length = size // batch_size if drop_last else -(-size // batch_size)
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return self._length
+
+    def batches(self, epoch: int, start: int, step: int) -> Iterator[Iterable[Any]]:
+        """Yield every `step`-th batch of an epoch from batch `start` on."""
+        if self._seed is None:
+            indices: Any = range(self._size)
+        else:
+            shuffle = np.random.Generator(np.random.PCG64(_rng.derive(self._seed, epoch)))
+            indices = shuffle.permutation(self._size).tolist()
+        size = self._batch_size
+        for number in range(start, self._length, step):
+            yield indices[number * size : (number + 1) * size]
+
+
+class SamplerOrder:
+    """The order that a sampler of the user's gives, made a function of the epoch by seeding its randomness."""
+
+    def __init__(self, batch_sampler: SizedIterable, seed: int) -> None:
+        self._batch_sampler = batch_sampler
+        self._seed = seed
+        self._reseed = [_reseeding(part) for part in _parts(batch_sampler)]
+        self._length = len(batch_sampler)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def batches(self, epoch: int, start: int, step: int) -> Iterator[Iterable[Any]]:
+        """Yield every `step`-th batch of an epoch from batch `start` on."""
+        for reseed in self._reseed:
+            reseed(epoch)
+        with _rng.seeded(_rng.derive(self._seed, epoch)):
+            # All at once: later draws of the sampler must not mix with those of the training.
+            batches = list(itertools.islice(self._batch_sampler, self._length))
+        yield from batches[start::step]
+
+
+class OrderedBatches(Sampler[list[Any]]):
+    """A batch sampler over an order: repeated, sharded by batch, and begun after `skip` of its batches."""
+
+    def __init__(self, order: Order, *, repeat: bool, skip: int, num_replicas: int, rank: int) -> None:
+        self._order = order
+        self._repeat = repeat
+        self._first = rank + skip * num_replicas
+        self._stride = num_replicas
+        self._per_pass = (len(order) - rank + num_replicas - 1) // num_replicas
+
+    def __len__(self) -> int:
+        return self._per_pass
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        length = len(self._order)
+        epoch, start = divmod(self._first, length) if self._repeat else (0, self._first)
+        while True:
+            for number, indices in enumerate(self._order.batches(epoch, start, self._stride)):
+                yield BatchKey(indices, (epoch, start + number * self._stride))
+            if not self._repeat:
+                return
+            # Where the stride lands in the next epoch.
+            start = (start - length) % self._stride
+            epoch += 1
+
+
+def _parts(sampler: Any) -> Iterator[Any]:
+    """Yield a sampler and all samplers that it is made of."""
+    while sampler is not None and not isinstance(sampler, SequentialSampler):
+        yield sampler
+        sampler = getattr(sampler, "sampler", None) or getattr(sampler, "batch_sampler", None)
+
+
+def _reseeding(sampler: Any) -> Callable[[int], object]:
+    """Return a function that makes a sampler's own randomness that of an epoch."""
+    generator = getattr(sampler, "generator", None)
+    if isinstance(generator, torch.Generator):
+        seed = generator.initial_seed()
+        return lambda epoch: generator.manual_seed(_rng.derive(seed, epoch))
+    if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+        return lambda epoch: set_epoch(epoch)
+    return lambda epoch: None
+
+
+def order_of(
+    *,
+    dataset: Any,
+    batch_size: int,
+    shuffle: bool,
+    drop_last: bool,
+    sampler: Any,
+    batch_sampler: Any,
+    seed: int,
+) -> Order:
+    """Return the order that the arguments of a data loader ask for."""
+    if batch_sampler is not None:
+        return SamplerOrder(batch_sampler, seed)
+    if sampler is not None:
+        return SamplerOrder(BatchSampler(sampler, batch_size, drop_last), seed)
+    return ComputedOrder(len(dataset), batch_size, drop_last, seed if shuffle else None)

@@ -1,0 +1,226 @@
+"""Metrics over many batches and ranks, by named reducers or by the user's own."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import enum
+import itertools
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from determined.core import DistributedContext
+from determined.errors import MisuseError
+
+
+class Reducer(enum.Enum):
+    """How the metrics of validation batches become one number."""
+
+    AVG = 1
+    SUM = 2
+    MAX = 3
+    MIN = 4
+
+
+class MetricReducer(abc.ABC):
+    """A metric of your own: gather in each process, then combine.
+
+    Update it in any way you like from `train_batch` or `evaluate_batch`. Then `per_slot_reduce` runs on every
+    rank, and `cross_slot_reduce` gets all their results.
+    """
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """Forget what was gathered; called at the start of every window and every validation."""
+
+    @abc.abstractmethod
+    def per_slot_reduce(self) -> Any:
+        """Return what this rank gathered, as a picklable value."""
+
+    @abc.abstractmethod
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
+        """Return the metric (or a dict of metrics, if it has no name) from the results of all ranks."""
+
+
+class FunctionReducer(MetricReducer):
+    """Gathers values with `update` and hands all of them to a function."""
+
+    def __init__(self, function: Callable[[list[Any]], Any]) -> None:
+        self._function = function
+        self._values: list[Any] = []
+
+    def update(self, value: Any) -> None:
+        """Add a value."""
+        self._values.append(value)
+
+    def reset(self) -> None:
+        """Forget all values."""
+        self._values = []
+
+    def per_slot_reduce(self) -> Any:
+        """Return this rank's values."""
+        return self._values
+
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
+        """Call the function with the values of all ranks, in the order of the batches."""
+        rounds = itertools.zip_longest(*per_slot_metrics, fillvalue=_NOTHING)
+        return self._function([value for values in rounds for value in values if value is not _NOTHING])
+
+
+_NOTHING = object()
+
+
+class TorchMetricsReducer(MetricReducer):
+    """A metric of the torchmetrics library, which combines ranks by itself."""
+
+    def __init__(self, metric: Any) -> None:
+        self.metric = metric
+
+    def reset(self) -> None:
+        """Reset the metric."""
+        self.metric.reset()
+
+    def per_slot_reduce(self) -> Any:
+        """Return the computed metric; None if nothing was added since the reset."""
+        members = self.metric.values() if hasattr(self.metric, "values") else [self.metric]
+        return self.metric.compute() if all(m.update_called for m in members) else None
+
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
+        """Return the metric, the same on all ranks."""
+        value = per_slot_metrics[0]
+        if isinstance(value, Mapping):
+            return {name: _as_number(part) for name, part in value.items()}
+        return None if value is None else _as_number(value)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Wrapped:
+    reducer: MetricReducer
+    name: str | None
+    for_training: bool
+    for_validation: bool
+
+    @property
+    def title(self) -> str:
+        kind = type(self.reducer).__name__
+        return f"{self.name!r} ({kind})" if self.name else kind
+
+
+class ReducerSet:
+    """All reducers of a trial."""
+
+    def __init__(self, distributed: DistributedContext) -> None:
+        self._distributed = distributed
+        self._wrapped: list[_Wrapped] = []
+
+    def wrap(self, reducer: Any, name: str | None, for_training: bool, for_validation: bool) -> Any:
+        """Add a reducer, function or torchmetrics metric; return what the trial updates."""
+        self._check_new(reducer, name)
+        as_reducer, handle = _adapted(reducer)
+        self._wrapped.append(_Wrapped(as_reducer, name, for_training, for_validation))
+        return handle
+
+    def reset(self) -> None:
+        """Reset all reducers."""
+        for wrapped in self._wrapped:
+            _guarded(wrapped, "reset", wrapped.reducer.reset)
+
+    def reduce(self, for_training: bool) -> dict[str, Any]:
+        """Return the metrics of the reducers that serve training, or validation. All ranks must call this."""
+        chosen = [w for w in self._wrapped if (w.for_training if for_training else w.for_validation)]
+        if not chosen:
+            return {}
+        mine = [_guarded(w, "per_slot_reduce", w.reducer.per_slot_reduce) for w in chosen]
+        per_rank = self._distributed.allgather(mine)
+        metrics: dict[str, Any] = {}
+        for position, wrapped in enumerate(chosen):
+            parts = [values[position] for values in per_rank]
+            result = _guarded(wrapped, "cross_slot_reduce", wrapped.reducer.cross_slot_reduce, parts)
+            metrics |= _named(wrapped, result)
+        return metrics
+
+    def _check_new(self, reducer: Any, name: str | None) -> None:
+        if name is not None and not isinstance(name, str):
+            raise MisuseError(f"wrap_reducer(name={name!r}): the name of a metric is a str.")
+        if any(w.reducer is reducer or getattr(w.reducer, "metric", None) is reducer for w in self._wrapped):
+            raise MisuseError(f"wrap_reducer({reducer!r}): this reducer is wrapped already; wrap each one once.")
+
+
+def _adapted(reducer: Any) -> tuple[MetricReducer, Any]:
+    """Return (reducer, what the user updates)."""
+    if isinstance(reducer, MetricReducer):
+        return reducer, reducer
+    if _is_torchmetrics(reducer):
+        return TorchMetricsReducer(reducer), reducer
+    if isinstance(reducer, type) or not callable(reducer):
+        raise MisuseError(
+            f"wrap_reducer({reducer!r}): pass a function, an instance of pytorch.MetricReducer, or a "
+            "torchmetrics metric."
+        )
+    as_reducer = FunctionReducer(reducer)
+    return as_reducer, as_reducer
+
+
+def _is_torchmetrics(reducer: Any) -> bool:
+    torchmetrics = sys.modules.get("torchmetrics")  # who has such an object has imported it
+    return torchmetrics is not None and isinstance(reducer, (torchmetrics.Metric, torchmetrics.MetricCollection))
+
+
+def _guarded(wrapped: _Wrapped, method: str, call: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return call(*args)
+    except Exception as error:
+        hint = ""
+        if isinstance(wrapped.reducer, FunctionReducer) and not any(args[0] if args else ()):
+            hint = "; it got no values: wrap it with for_training=False or for_validation=False where it is not updated"
+        raise ValueError(
+            f"The reducer {wrapped.title} failed in {method}: {type(error).__name__}: {error}{hint}"
+        ) from error
+
+
+def _named(wrapped: _Wrapped, result: Any) -> dict[str, Any]:
+    if wrapped.name is not None:
+        if isinstance(result, Mapping):
+            raise MisuseError(
+                f"The reducer {wrapped.title} returned the dict {result!r}, but has a name for a single value; "
+                "wrap it without a name to report a dict."
+            )
+        missing = result is None and isinstance(wrapped.reducer, TorchMetricsReducer)
+        return {} if missing else {wrapped.name: result}
+    if result is None and isinstance(wrapped.reducer, TorchMetricsReducer):
+        return {}
+    if not isinstance(result, Mapping):
+        raise MisuseError(
+            f"The reducer {wrapped.title} returned {result!r}, but has no name; give wrap_reducer a name, "
+            "or return a dict of metrics."
+        )
+    return dict(result)
+
+
+def _as_number(value: Any) -> Any:
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        return value.item() if value.numel() == 1 else value.numpy()
+    return value
+
+
+def mean(values: Sequence[Any]) -> Any:
+    """Return the mean of numbers, the same whatever their order; of arrays, element by element."""
+    if isinstance(values[0], np.ndarray):
+        return np.mean(np.stack(values), axis=0)
+    try:
+        return math.fsum(values) / len(values)
+    except (OverflowError, ValueError):  # infinities of both signs, or a sum beyond the largest float
+        return float(np.mean(np.asarray(values, dtype=np.float64)))
+
+
+REDUCTIONS: Mapping[Reducer, Callable[[Sequence[Any]], Any]] = {
+    Reducer.AVG: mean,
+    Reducer.SUM: lambda values: np.sum(np.asarray(values), axis=0).tolist(),
+    Reducer.MAX: lambda values: np.max(np.asarray(values), axis=0).tolist(),
+    Reducer.MIN: lambda values: np.min(np.asarray(values), axis=0).tolist(),
+}

@@ -1,0 +1,239 @@
+"""Put a training together from its parts, and run it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from determined import tracking
+from determined.core._context import searcher_metric
+from determined.pytorch import _checkpoint
+from determined.pytorch._callback import Callbacks
+from determined.pytorch._context import PyTorchTrialContext
+from determined.pytorch._data import DataLoader
+from determined.pytorch._display import Display, continue_command, display_for
+from determined.pytorch._loop import Loop
+from determined.pytorch._lr_scheduler import auto_steps
+from determined.pytorch._plan import Batch, Plan, TrainBoundaryType, TrainUnit
+from determined.pytorch._policy import CheckpointPolicy, policy_of
+from determined.pytorch._profile import ProfilerSettings, Timings
+from determined.pytorch._progress import Clock, Progress
+from determined.pytorch._saver import Saved, Saver, Stateful, find
+from determined.pytorch._stream import Stream, length_of, stream_of
+from determined.pytorch._structure import data_length
+from determined.pytorch._trial import PyTorchTrial, overrides
+from determined.pytorch._validation import Validation, mover
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FitSettings:
+    """What `Trainer.fit` was told, checked."""
+
+    length: TrainUnit
+    reporting_period: TrainUnit
+    validation_period: TrainUnit | None
+    checkpoint_period: TrainUnit | None
+    checkpoint_policy: str
+    best_metric: str | None
+    smaller_is_better: bool
+    latest_checkpoint: str | os.PathLike[str] | None
+    step_zero_validation: bool
+    test_mode: bool
+    profiler: ProfilerSettings
+
+    def plan(self, epoch_length: int | None) -> Plan:
+        """Return when to act, with training data of so many batches an epoch."""
+        if self.test_mode:
+            return Plan(length=Batch(1), every={TrainBoundaryType.REPORT: Batch(1)}, epoch_length=epoch_length)
+        # In the order in which actions that fall on one batch must run.
+        periods = {
+            TrainBoundaryType.REPORT: self.reporting_period,
+            TrainBoundaryType.VALIDATE: self.validation_period,
+            TrainBoundaryType.CHECKPOINT: self.checkpoint_period,
+        }
+        every = {action: unit for action, unit in periods.items() if unit is not None}
+        return Plan(length=self.length, every=every, epoch_length=epoch_length)
+
+
+def run(trial: PyTorchTrial, context: PyTorchTrialContext, settings: FitSettings) -> None:
+    """Train a trial as the settings say."""
+    callbacks = Callbacks(trial.build_callbacks())
+    policy = _policy(context, settings)
+    saved = _find_saved(context, settings.latest_checkpoint)
+    progress = Progress()
+    if saved is not None:
+        progress.load_state_dict(saved.state["loop"]["progress"])
+    with _trial_scope(callbacks, progress.batches_trained, saved.uuid if saved else None):
+        stream, validation_data = _build_data(trial, context)
+        plan = settings.plan(stream.epoch_length)
+        parts: dict[str, Stateful] = {"progress": progress, "policy": policy, "data": stream}
+        saver = Saver(type(trial), context, callbacks, progress, parts)
+        fetch = _go_to_position(context, saver, stream, progress, saved)
+        clock = Clock(progress, stream.epoch_length)
+        display = display_for(context.distributed.is_chief, progress, plan, _length_of(trial))
+        most_batches = 1 if settings.test_mode else None
+        with (
+            _following(context, clock),
+            display,
+            _after_batch(context, clock) as after_batch,
+            Timings(settings.profiler, context.services.profiler, context.device) as timings,
+        ):
+            Loop(
+                plan=plan,
+                progress=progress,
+                clock=clock,
+                fetch=fetch,
+                to_device=mover(context),
+                train_batch=trial.train_batch,
+                after_batch=after_batch,
+                validation=Validation(trial, context, callbacks, validation_data, most_batches),
+                saver=saver,
+                policy=policy,
+                callbacks=callbacks,
+                context=context,
+                services=context.services,
+                timings=timings,
+                display=display,
+                validate_first=settings.step_zero_validation and progress.batches_trained == 0,
+            ).run()
+        _say_where(display, context, saver.latest)
+
+
+def _policy(context: PyTorchTrialContext, settings: FitSettings) -> CheckpointPolicy:
+    services = context.services
+    return policy_of(
+        settings.checkpoint_policy,
+        searcher_metric(context.config_if_any),
+        (settings.best_metric, settings.smaller_is_better),
+        # In an experiment of many trials, best means best of all of them.
+        services.train.get_experiment_best_validation if services.info else lambda: None,
+    )
+
+
+def _find_saved(context: PyTorchTrialContext, checkpoint: str | os.PathLike[str] | None) -> Saved | None:
+    if checkpoint is None:
+        return None
+    saved = find(context.services, checkpoint)
+    steps = saved.state["loop"]["progress"]["batches_trained"]
+    context.services.recording.put(tracking.Continued(checkpoint=saved.uuid, steps_completed=steps))
+    return saved
+
+
+@contextlib.contextmanager
+def _trial_scope(callbacks: Callbacks, first_batch_idx: int, checkpoint_uuid: str | None) -> Iterator[None]:
+    try:
+        callbacks.run("on_trial_startup", first_batch_idx, checkpoint_uuid)
+        yield
+    finally:
+        callbacks.run("on_trial_shutdown")
+
+
+def _go_to_position(
+    context: PyTorchTrialContext, saver: Saver, stream: Stream, progress: Progress, saved: Saved | None
+) -> Callable[[], Any]:
+    """Put everything where training left off, and return the function that gets the next batch."""
+    if saved is not None:
+        saver.restore(saved)
+        _match_epochs(progress, stream.epoch_length)
+    fetch = stream.open(progress.batches_trained, context.trial_seed)
+    if saved is not None:
+        # Last: opening the data may have drawn random numbers.
+        _checkpoint.restore_rng(context, saved.state)
+        saved.state.clear()
+    for model in context.models:
+        model.train()
+    return fetch
+
+
+def _match_epochs(progress: Progress, epoch_length: int | None) -> None:
+    epochs = progress.batches_trained // epoch_length if epoch_length else 0
+    if epochs != progress.epochs_trained:
+        warnings.warn(
+            f"The checkpoint holds {progress.epochs_trained} epochs in {progress.batches_trained} batches, but with "
+            f"{epoch_length} batches an epoch there are {epochs}: the training data has another length now, so it goes "
+            "on at another place. Use the same data and batch size to continue exactly.",
+            stacklevel=2,
+        )
+        progress.epochs_trained = epochs
+
+
+def _build_data(trial: PyTorchTrial, context: PyTorchTrialContext) -> tuple[Stream, Any]:
+    training = _checked_loader(trial.build_training_data_loader(), "build_training_data_loader", context)
+    validation = _checked_loader(trial.build_validation_data_loader(), "build_validation_data_loader", context)
+    ranks = context.distributed
+    stream = stream_of(training, ranks.size, ranks.rank)
+    if isinstance(validation, DataLoader):
+        # A whole data set is evaluated by the chief alone.
+        size, rank = (ranks.size, ranks.rank) if overrides(trial, "evaluate_batch") else (1, 0)
+        validation = validation.get_data_loader(num_replicas=size, rank=rank, seed=context.trial_seed)
+    if length_of(validation) == 0:
+        raise RuntimeError(
+            "The validation data loader has no batches; check its data set, and batch_size with drop_last."
+        )
+    return stream, validation
+
+
+def _checked_loader(loader: Any, method: str, context: PyTorchTrialContext) -> Any:
+    if isinstance(loader, DataLoader) or not context.experimental.dataset_checks:
+        return loader
+    raise RuntimeError(
+        f"{method}() returned a {type(loader).__module__}.{type(loader).__name__}; return a "
+        "determined.pytorch.DataLoader, which takes the same arguments and continues exactly after a resume. To use "
+        "another loader all the same, call context.experimental.disable_dataset_reproducibility_checks() in the "
+        "trial's __init__."
+    )
+
+
+def _length_of(trial: PyTorchTrial) -> Callable[[Any], int | None]:
+    """Return the function that counts samples; None for batches that only an override could count."""
+    if overrides(trial, "get_batch_length"):
+        return trial.get_batch_length
+
+    def count(batch: Any) -> int | None:
+        try:
+            return data_length(batch)
+        except (TypeError, ValueError):
+            return None
+
+    return count
+
+
+@contextlib.contextmanager
+def _following(context: PyTorchTrialContext, clock: Clock) -> Iterator[None]:
+    context.follow(clock)
+    try:
+        yield
+    finally:
+        context.follow(None)
+
+
+@contextlib.contextmanager
+def _after_batch(context: PyTorchTrialContext, clock: Clock) -> Iterator[list[Callable[[], None]]]:
+    """Give what must follow each batch: nothing, in the plainest case."""
+    steps: list[Callable[[], None]] = []
+    if context.precision.has_work_after_batch:
+        steps.append(context.precision.after_batch)
+    for stepper in auto_steps(context.lr_schedulers, clock, context.aggregation_frequency):
+        steps.append(stepper.after_batch)
+    with context.torch_profiler.running() if context.torch_profiler else contextlib.nullcontext() as step:
+        yield steps if step is None else [*steps, step]
+
+
+def _say_where(display: Display, context: PyTorchTrialContext, checkpoint: str | None) -> None:
+    """Say where everything is, and how to go on."""
+    if not context.distributed.is_chief:
+        return
+    services = context.services
+    places = [("checkpoints", str(services.checkpoint.store.root))]
+    if services.scalars.enabled:
+        places.append(("TensorBoard", str(services.recording.tensorboard_path)))
+    if services.recording.is_kept:
+        places.append(("record", f"det experiment describe {services.recording.experiment_id}"))
+    if checkpoint is not None:
+        places.append(("continue", continue_command(checkpoint)))
+    for label, text in places:
+        display.say(f"{label:>11}: {text}")

@@ -1,0 +1,167 @@
+"""Batches as nested structures: how many samples one holds, and the same one on a device."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+TorchData: TypeAlias = dict[str, Tensor] | Sequence[Tensor] | Tensor
+"""What a data loader usually yields as a batch."""
+
+# Values that nobody expects on a device, such as file names and ids that travel with the tensors.
+_NEVER_MOVED = (str, bytes, int, float, complex, type(None), np.generic)
+
+_LENGTH_REMEDY = "override get_batch_length(batch) in the trial to return the number of samples."
+
+
+def data_length(data: Any) -> int:
+    """Return the number of samples in a batch: the size of the first dimension of its first array.
+
+    Containers answer with their first value, at any depth. Raises `ValueError` for an empty container or an
+    array without dimensions and `TypeError` for types that have no such length.
+
+        >>> data_length({"image": torch.zeros(8, 3), "label": torch.zeros(8)})
+        8
+    """
+    if isinstance(data, (Tensor, np.ndarray)):
+        return _first_size(data)
+    if isinstance(data, Mapping):
+        return data_length(_first(data, data.values()))
+    if isinstance(data, (list, tuple)):
+        return data_length(_first(data, data))
+    raise TypeError(
+        f"A batch, or the first value in it, is {data!r} of type {type(data).__name__}; the "
+        "number of samples is known for tensors, arrays, and dicts, lists and tuples that begin with one: "
+        f"{_LENGTH_REMEDY}"
+    )
+
+
+def _first_size(data: Tensor | np.ndarray[Any, Any]) -> int:
+    if data.ndim == 0:
+        raise ValueError(
+            f"A batch begins with {data!r}, which has no dimensions; the first dimension counts the samples: "
+            f"give it one, or {_LENGTH_REMEDY}"
+        )
+    return int(data.shape[0])
+
+
+def _first(container: Any, values: Any) -> Any:
+    for value in values:
+        return value
+    raise ValueError(
+        f"A batch is or begins with the empty container {container!r}; its first value counts the samples: "
+        f"put a tensor first, or {_LENGTH_REMEDY}"
+    )
+
+
+def to_device(data: Any, device: torch.device | str | int, warned_types: set[type] | None = None) -> Any:
+    """Return the same structure with its tensors on `device`.
+
+    Goes into dicts, lists, tuples and named tuples at any depth and keeps their types; NumPy arrays become
+    tensors; other objects with a `to` method move by `to(device)`. What cannot move stays as it is, with a
+    `UserWarning` unless it is a plain value such as a string or number. There is one warning for a type and
+    `warned_types`, a set that remembers them between calls; without it, one for a type and call.
+
+        >>> to_device({"x": [torch.ones(1)], "name": "a"}, "cpu")
+        {'x': [tensor([1.])], 'name': 'a'}
+    """
+    target = device if type(device) is torch.device else torch.device(device)
+    return _move(data, target, set() if warned_types is None else warned_types)
+
+
+def _move(data: Any, device: torch.device, warned: set[type]) -> Any:
+    # Exact types first: this runs for every batch, and nearly all of them hold nothing else.
+    kind = type(data)
+    if kind is Tensor:
+        return data if data.device == device else _move_tensor(data, device)
+    if kind is list:
+        return [_move(value, device, warned) for value in data]
+    if kind is dict:
+        return {key: _move(value, device, warned) for key, value in data.items()}
+    if kind is tuple:
+        return tuple([_move(value, device, warned) for value in data])
+    if isinstance(data, _NEVER_MOVED):
+        return data
+    return _move_uncommon(data, device, warned)
+
+
+def _move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
+    # A copy to host memory that is not waited for could be read before it is there.
+    return tensor.to(device, non_blocking=device.type != "cpu")
+
+
+def _move_uncommon(data: Any, device: torch.device, warned: set[type]) -> Any:
+    if isinstance(data, Tensor):
+        return _move_tensor(data, device)
+    if isinstance(data, np.ndarray):
+        tensor = _as_tensor(data, warned)
+        return data if tensor is None else _move_tensor(tensor, device)
+    # Before the containers: a class that is one and has this method knows best how to move itself.
+    if callable(getattr(data, "to", None)):
+        return data.to(device)
+    if isinstance(data, Mapping):
+        return _mapping_like(data, {key: _move(value, device, warned) for key, value in data.items()})
+    if isinstance(data, (list, tuple)):
+        return _sequence_like(data, [_move(value, device, warned) for value in data])
+    _warn_once(
+        kind=type(data),
+        warned=warned,
+        message=f"A value of type {type(data).__qualname__} in a batch stays where it is: only tensors, "
+        "arrays, dicts, lists, tuples and objects with a to(device) method move; give the class such a "
+        "method, or move batches yourself after context.experimental.disable_auto_to_device().",
+    )
+    return data
+
+
+def _as_tensor(array: np.ndarray[Any, Any], warned: set[type]) -> Tensor | None:
+    """Return the array as a tensor, sharing memory where torch can; None if tensors have no such type."""
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        _warn_once(
+            kind=array.dtype.type,
+            warned=warned,
+            message=f"A NumPy array of dtype {array.dtype} in a batch stays as it is: tensors hold only "
+            "numbers and booleans; encode it as numbers, or use a list to carry such values along.",
+        )
+        return None
+
+
+def _mapping_like(original: Mapping[Any, Any], moved: dict[Any, Any]) -> Mapping[Any, Any]:
+    """Return what moved in a mapping of the original's type, or the plain dict if it cannot be made."""
+    try:
+        if not isinstance(original, (dict, collections.UserDict)):
+            return type(original)(moved)  # type: ignore[call-arg]  # the except below is for those that refuse
+        # A copy keeps what a constructor may want, such as the factory of a defaultdict.
+        rebuilt = copy.copy(original)
+        for key, value in moved.items():
+            rebuilt[key] = value
+        return rebuilt
+    except (TypeError, ValueError, AttributeError, NotImplementedError):
+        return moved
+
+
+def _sequence_like(original: list[Any] | tuple[Any, ...], moved: list[Any]) -> Any:
+    """Return what moved in a sequence of the original's type, or a plain one if it cannot be made."""
+    make = getattr(original, "_make", type(original))  # named tuples take their fields one by one
+    try:
+        return make(moved)
+    except (TypeError, ValueError, AttributeError):
+        return moved if isinstance(original, list) else tuple(moved)
+
+
+def _warn_once(*, kind: type, warned: set[type], message: str) -> None:
+    if kind not in warned:
+        warned.add(kind)
+        warnings.warn(message, UserWarning, stacklevel=2)

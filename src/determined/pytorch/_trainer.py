@@ -1,0 +1,262 @@
+"""The two calls of a training program: `init` and `Trainer.fit`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import secrets
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from determined import core, errors
+from determined._info import ClusterInfo, get_cluster_info
+from determined.core._context import TensorboardMode, open_context
+from determined.core._recording import RunFacts
+from determined.pytorch import _rng
+from determined.pytorch._backend import choose_backend
+from determined.pytorch._context import PyTorchTrialContext
+from determined.pytorch._plan import Batch, Epoch, TrainUnit
+from determined.pytorch._policy import POLICIES
+from determined.pytorch._profile import ProfilerSettings
+from determined.pytorch._run import FitSettings, run
+from determined.pytorch._trial import PyTorchTrial, check_evaluation
+
+# What torch says when nobody has seeded it.
+_UNSEEDED = torch.Generator().initial_seed()
+
+
+@contextlib.contextmanager
+def init(
+    *,
+    hparams: dict[str, Any] | None = None,
+    exp_conf: dict[str, Any] | None = None,
+    distributed: core.DistributedContext | None = None,
+    aggregation_frequency: int = 1,
+    enable_tensorboard_logging: bool = True,
+) -> Iterator[PyTorchTrialContext]:
+    """Give the context of a training run; leaving the block closes what entering it opened.
+
+        with pytorch.init(hparams={"lr": 0.1}) as context:
+            trainer = pytorch.Trainer(MyTrial(context), context)
+            trainer.fit(max_length=pytorch.Epoch(3))
+
+    `exp_conf` is an experiment config, of which a local run uses `name`, `searcher` (the metric of the best
+    checkpoint), `checkpoint_storage` and `reproducibility.experiment_seed`. A managed run takes hyperparameters
+    and config from its runner. With `aggregation_frequency=k`, optimizers step on every k-th batch.
+    """
+    _check_init(hparams, exp_conf, aggregation_frequency)
+    info = get_cluster_info()
+    config, values = (info.trial._config, info.trial.hparams) if info else (exp_conf, hparams)
+    backend = choose_backend()
+    seed = _seed(info, config)
+    facts = RunFacts(name=_name(config), config=config, hparams=values or {}, seed=seed)
+    mode = TensorboardMode.AUTO if enable_tensorboard_logging else TensorboardMode.MANUAL
+    with open_context(
+        distributed=distributed,
+        checkpoint_storage=(config or {}).get("checkpoint_storage"),
+        tensorboard_mode=mode,
+        facts=facts,
+    ) as services:
+        yield PyTorchTrialContext(
+            distributed=services.distributed,
+            backend=backend,
+            hparams=values,
+            exp_conf=config,
+            trial_seed=seed,
+            aggregation_frequency=aggregation_frequency,
+            services=services,
+        )
+
+
+class Trainer:
+    """Trains a `PyTorchTrial`; used within `with pytorch.init() as context:`."""
+
+    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
+        if not isinstance(trial, PyTorchTrial):
+            raise TypeError(f"Trainer(trial={trial!r}): pass an instance of a subclass of pytorch.PyTorchTrial.")
+        if not isinstance(context, PyTorchTrialContext):
+            raise TypeError(f"Trainer(context={context!r}): pass what `with pytorch.init() as context:` gives.")
+        if not context.models or not context.optimizers:
+            missing = "model" if not context.models else "optimizer"
+            raise errors.InvalidExperimentException(
+                f"{type(trial).__name__} wraps no {missing}; call context.wrap_{missing}() in its __init__."
+            )
+        check_evaluation(trial)
+        self._trial = trial
+        self._context = context
+        self._profiler = ProfilerSettings()
+
+    def configure_profiler(
+        self,
+        sync_timings: bool = True,
+        enabled: bool = False,
+        begin_on_batch: int = 0,
+        end_after_batch: int | None = None,
+    ) -> None:
+        """Collect system metrics and times of the loop's stages between two batches; call it before `fit`.
+
+        They are recorded as metric groups: `cpu`, `memory`, `disk`, `network`, `gpu` and `timing`. With
+        `sync_timings` each timing waits for the GPU, so that it covers what the stage started there.
+        """
+        self._profiler = ProfilerSettings(
+            sync_timings=sync_timings,
+            enabled=enabled,
+            begin_on_batch=begin_on_batch,
+            end_after_batch=end_after_batch,
+        )
+
+    def fit(
+        self,
+        checkpoint_period: TrainUnit | None = None,
+        validation_period: TrainUnit | None = None,
+        max_length: TrainUnit | None = None,
+        reporting_period: TrainUnit = Batch(100),  # noqa: B008  # immutable
+        checkpoint_policy: str = "best",
+        latest_checkpoint: str | os.PathLike[str] | None = None,
+        step_zero_validation: bool = False,
+        test_mode: bool = False,
+        profiling_enabled: bool = False,
+        *,
+        best_metric: str | None = None,
+        smaller_is_better: bool = True,
+    ) -> None:
+        """Train to `max_length`, validating, saving and reporting on the way.
+
+        Periods are `pytorch.Batch` or `pytorch.Epoch`, counted from the start of training; None means only
+        after the last batch. After a validation the policy saves a checkpoint if it is the `best` so far, for
+        `all`, or for `none`. `best` compares the searcher's metric, else `best_metric`, else the only metric or
+        the validation loss. `latest_checkpoint`, an id or a path, is where to go on from. `test_mode` trains and
+        validates one batch and saves.
+        """
+        local = self._context.services.info is None
+        length = _length(max_length, self._context, test_mode)
+        _check_units(reporting_period, validation_period, checkpoint_period)
+        _check_fit(checkpoint_policy, test_mode and not local)
+        if latest_checkpoint is None and local:
+            latest_checkpoint = os.environ.get("DET_LATEST_CHECKPOINT") or None
+        _check_checkpoint(latest_checkpoint)
+        profiler = ProfilerSettings(enabled=True) if profiling_enabled else self._profiler
+        settings = FitSettings(
+            length=length,
+            reporting_period=reporting_period,
+            validation_period=validation_period,
+            checkpoint_period=checkpoint_period,
+            checkpoint_policy=checkpoint_policy,
+            best_metric=best_metric,
+            smaller_is_better=smaller_is_better,
+            latest_checkpoint=latest_checkpoint,
+            step_zero_validation=step_zero_validation,
+            test_mode=test_mode,
+            profiler=profiler,
+        )
+        run(self._trial, self._context, settings)
+
+
+def _check_init(hparams: Any, exp_conf: Any, aggregation_frequency: Any) -> None:
+    for name, value in (("hparams", hparams), ("exp_conf", exp_conf)):
+        if value is not None and not isinstance(value, Mapping):
+            raise TypeError(f"init({name}={value!r}): pass a dict, or leave it out.")
+    if (
+        isinstance(aggregation_frequency, bool)
+        or not isinstance(aggregation_frequency, int)
+        or aggregation_frequency < 1
+    ):
+        raise ValueError(
+            f"init(aggregation_frequency={aggregation_frequency!r}): pass an int of at least 1; 1 steps on every batch."
+        )
+
+
+def _seed(info: ClusterInfo | None, config: Mapping[str, Any] | None) -> int:
+    """Return the seed of the run, and seed everything with it unless the program has seeded torch itself."""
+    given = info.trial.trial_seed if info else ((config or {}).get("reproducibility") or {}).get("experiment_seed")
+    if given is None and (own := torch.initial_seed()) != _UNSEEDED:
+        return own % 2**31
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < 2**32):
+        raise ValueError(
+            f"exp_conf['reproducibility']['experiment_seed']={given!r}: a seed is an int from 0 to 2**32 - 1."
+        )
+    seed = secrets.randbits(31) if given is None else given
+    _rng.seed_all(seed)
+    return seed
+
+
+def _name(config: Mapping[str, Any] | None) -> str:
+    named = (config or {}).get("name")
+    program = pathlib.Path(sys.argv[0])
+    return str(named or (f"{program.parent.name}/{program.stem}" if program.stem else "interactive").lstrip("/"))
+
+
+def _length(max_length: Any, context: PyTorchTrialContext, test_mode: bool) -> TrainUnit:
+    if test_mode:
+        return Batch(1)
+    if max_length is None:
+        return _configured_length(context)
+    if not isinstance(max_length, (Batch, Epoch)):
+        raise TypeError(
+            f"fit(max_length={max_length!r}) is not a training length; pass pytorch.Batch(500) or pytorch.Epoch(3)."
+        )
+    if not isinstance(max_length.value, int):
+        raise TypeError(
+            f"fit(max_length={max_length!r}) holds a schedule; a training length is one number, such as "
+            f"{type(max_length).__name__}(500)."
+        )
+    if max_length.value < 1:
+        raise ValueError(f"fit(max_length={max_length!r}) trains nothing; pass a length of at least 1.")
+    return max_length
+
+
+def _configured_length(context: PyTorchTrialContext) -> TrainUnit:
+    """Return the length in the config's searcher, which managed runs may have."""
+    config = (context.config_if_any or {}) if context.services.info else {}
+    length = (config.get("searcher") or {}).get("max_length")
+    if length is None:
+        raise ValueError("fit() needs max_length, such as fit(max_length=pytorch.Epoch(3)).")
+    if isinstance(length, int) and not isinstance(length, bool) and length > 0:
+        return Batch(length)
+    if isinstance(length, Mapping) and len(length) == 1:
+        ((unit, value),) = length.items()
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            if unit == "batches":
+                return Batch(value)
+            if unit == "epochs":
+                return Epoch(value)
+            if unit == "records":
+                return Batch(max(value // context.get_global_batch_size(), 1))
+    raise ValueError(
+        f"searcher.max_length={length!r} in the experiment config is not a length; "
+        "write {batches: n}, {epochs: n} or {records: n} with n of at least 1."
+    )
+
+
+def _check_units(reporting: Any, validation: Any, checkpoint: Any) -> None:
+    periods = {
+        "reporting_period": reporting,
+        "validation_period": validation,
+        "checkpoint_period": checkpoint,
+    }
+    for name, unit in periods.items():
+        optional = unit is None and name != "reporting_period"
+        if not optional and not isinstance(unit, (Batch, Epoch)):
+            raise TypeError(f"fit({name}={unit!r}) is not a period; pass pytorch.Batch(100) or pytorch.Epoch(1).")
+
+
+def _check_fit(checkpoint_policy: Any, managed_test_mode: bool) -> None:
+    if checkpoint_policy not in POLICIES:
+        raise ValueError(
+            f"fit(checkpoint_policy={checkpoint_policy!r}): the policies are {', '.join(map(repr, POLICIES))}."
+        )
+    if managed_test_mode:
+        raise ValueError("fit(test_mode=True) is for local runs; leave it out where a runner started the trial.")
+
+
+def _check_checkpoint(checkpoint: Any) -> None:
+    if checkpoint is not None and not isinstance(checkpoint, (str, os.PathLike)):
+        raise TypeError(
+            f"fit(latest_checkpoint={checkpoint!r}): pass the id of a checkpoint or the path of its folder."
+        )
+    if checkpoint == "":
+        raise ValueError("fit(latest_checkpoint=''): pass the id of a checkpoint, a path, or None to start anew.")

@@ -1,0 +1,53 @@
+"""From the ways to name a checkpoint store to the store."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from determined import errors
+from determined.storage._folder import FolderStore
+
+# Retention settings stand beside the location in the same map.
+_RETENTION = {"save_experiment_best", "save_trial_best", "save_trial_latest"}
+
+
+def store_for(location: str | os.PathLike[str] | Mapping[str, Any] | None, default: pathlib.Path) -> FolderStore:
+    """Return the store at a path, at a `checkpoint_storage` section, or at `default` when neither is given."""
+    if location is None:
+        return FolderStore(default)
+    if isinstance(location, Mapping):
+        return _from_section(location, default)
+    text = os.fspath(location)
+    if "://" in text:
+        raise errors.StorageException(
+            f"checkpoint_storage={text!r} is a URL; checkpoints go to folders. Pass the path of a folder."
+        )
+    return FolderStore(pathlib.Path(text).expanduser().absolute())
+
+
+def _from_section(section: Mapping[str, Any], default: pathlib.Path) -> FolderStore:
+    kind = section.get("type")
+    if kind is None and not set(section) - _RETENTION:
+        return FolderStore(default)
+    if kind == "shared_fs":
+        host_path = _absolute(section, "host_path")
+        return FolderStore(host_path / (section.get("storage_path") or ""))
+    if kind == "directory":
+        return FolderStore(_absolute(section, "container_path"))
+    raise errors.StorageException(
+        f"checkpoint_storage has type={kind!r}; use 'shared_fs' with host_path, 'directory' with "
+        "container_path, or leave checkpoint_storage out to keep checkpoints in the home folder."
+    )
+
+
+def _absolute(section: Mapping[str, Any], key: str) -> pathlib.Path:
+    value = section.get(key)
+    if not isinstance(value, str) or not os.path.isabs(value):
+        raise errors.StorageException(
+            f"checkpoint_storage.{key}={value!r} must be an absolute path for type {section['type']!r}, "
+            "such as /data/checkpoints."
+        )
+    return pathlib.Path(value)

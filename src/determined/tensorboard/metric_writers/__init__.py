@@ -1,0 +1,1 @@
+"""Writers of the trial's own TensorBoard metrics, one module a framework."""

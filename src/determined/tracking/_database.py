@@ -1,0 +1,163 @@
+"""Opening the tracking database: where it is, how SQLite is set up, how its errors read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import sqlite3
+import time
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc, pool
+
+from determined import errors
+
+BUSY_TIMEOUT = 30.0  # seconds that a connection waits for another one's write
+ELSEWHERE = "set DET_HOME to another folder"
+
+
+def location(url_or_path: str | pathlib.Path) -> sa.URL:
+    """Return the URL of a database that is given as a URL or as the path of an SQLite file."""
+    if isinstance(url_or_path, str) and "://" in url_or_path:
+        url = _parsed(url_or_path)
+    else:
+        url = sa.URL.create("sqlite", database=os.fspath(pathlib.Path(url_or_path).absolute()))
+    if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
+        raise errors.TrackingException(
+            f"the tracking database {shown(url)!r} lives in memory, where no other process can read it; "
+            "pass the path of a file."
+        )
+    return url
+
+
+def _parsed(text: str) -> sa.URL:
+    try:
+        return sa.make_url(text)
+    except exc.ArgumentError as error:
+        raise errors.TrackingException(
+            f"{text!r} is not a database URL; pass a path, or a URL such as postgresql://user@host/name."
+        ) from error
+
+
+def shown(url: sa.URL) -> str:
+    """Return the path of an SQLite file, or the URL without its password."""
+    if url.get_backend_name() == "sqlite" and url.database:
+        return url.database
+    return url.render_as_string(hide_password=True)
+
+
+def file_of(url: sa.URL) -> pathlib.Path | None:
+    """Return the SQLite file, or None for a database server."""
+    return pathlib.Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+
+def create_file(path: pathlib.Path) -> None:
+    """Make an empty database file that only its owner can read, unless there is one."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Before SQLite does: it would follow the umask, and its side files copy this file's mode.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise errors.TrackingException(
+            f"the tracking database {str(path)!r} cannot be created: {error}; make the folder writable or {ELSEWHERE}."
+        ) from error
+
+
+def writing_engine(url: sa.URL) -> sa.Engine:
+    """Return an engine whose transactions hold the write lock from their start."""
+    path = file_of(url)
+    if path is None:
+        return _server_engine(url)
+    engine = sa.create_engine(url, creator=lambda: _connect(path, "rw"), poolclass=pool.QueuePool)
+    event.listen(engine, "connect", _prepare_for_writing)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def reading_engine(url: sa.URL) -> sa.Engine:
+    """Return an engine that cannot change the database and keeps no connection open."""
+    path = file_of(url)
+    if path is None:
+        return _server_engine(url)
+    engine = sa.create_engine(url, creator=lambda: _connect(path, "ro"), poolclass=pool.NullPool)
+    event.listen(engine, "begin", _begin)
+    return for_reading(engine)
+
+
+def for_reading(engine: sa.Engine) -> sa.Engine:
+    """Return the engine with transactions that leave writers alone; connections are shared."""
+    return engine.execution_options(reading=True)
+
+
+def _server_engine(url: sa.URL) -> sa.Engine:
+    try:
+        return sa.create_engine(url)
+    except (exc.NoSuchModuleError, ModuleNotFoundError) as error:
+        raise errors.TrackingException(
+            f"no driver for the tracking database {shown(url)!r}: {error}; install the one its URL names, "
+            "such as psycopg for postgresql+psycopg:// (pip install 'resolute[postgres]')."
+        ) from error
+
+
+def _connect(path: pathlib.Path, mode: str) -> sqlite3.Connection:
+    # Percent-encoded, because a file name may hold "?" or "#", which mean something in a URI.
+    return sqlite3.connect(
+        f"file:{urllib.parse.quote(os.fspath(path))}?mode={mode}",
+        uri=True,
+        timeout=BUSY_TIMEOUT,
+        isolation_level=None,  # transactions begin where `_begin` says, not where the driver guesses
+        check_same_thread=False,  # the pool hands a connection to one thread at a time
+    )
+
+
+def _prepare_for_writing(connection: sqlite3.Connection, _record: Any) -> None:
+    connection.execute("PRAGMA foreign_keys = ON")
+    _use_write_ahead_log(connection)
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    # SQLite does not wait for its busy timeout when two processes change the mode at once.
+    deadline = time.monotonic() + BUSY_TIMEOUT
+    while connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        try:
+            if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+                return  # a file system without shared memory: slower, and as safe
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _begin(connection: sa.Connection) -> None:
+    is_reading = connection.get_execution_options().get("reading", False)
+    connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")
+
+
+@contextlib.contextmanager
+def errors_naming(url: sa.URL) -> Iterator[None]:
+    """Turn what the database libraries raise inside into a `TrackingException` that names the database."""
+    try:
+        yield
+    except (exc.SQLAlchemyError, sqlite3.Error, OverflowError, json.JSONDecodeError) as error:
+        cause = getattr(error, "orig", None) or error
+        raise errors.TrackingException(
+            f"the tracking database {shown(url)!r} cannot be used: {cause}; {_remedy(str(cause))}."
+        ) from error
+
+
+def _remedy(cause: str) -> str:
+    if "too large" in cause:
+        return "no id or count is that large: give a smaller number"
+    if "not a database" in cause or "malformed" in cause:
+        return f"move that file away, or {ELSEWHERE}"
+    if "full" in cause:
+        return f"free some space there, or {ELSEWHERE}"
+    if "locked" in cause:
+        return "another process holds it for too long: end that one"
+    return f"check that it is there and that you may read and write it, or {ELSEWHERE}"

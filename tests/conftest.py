@@ -1,0 +1,53 @@
+"""Every test gets folders of its own, one compute thread and an environment that no other test can see."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+# Read when torch, NumPy and their libraries are loaded, so set before any test module imports them;
+# programs that tests start inherit them.
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[variable] = "1"
+
+# What a launcher or a runner would tell a training process.
+LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(scope="session")
+def matplotlib_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """One font cache for all tests: making it takes seconds."""
+    return tmp_path_factory.mktemp("matplotlib")
+
+
+@pytest.fixture(autouse=True)
+def own_environment(
+    tmp_path: pathlib.Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    matplotlib_folder: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[None]:
+    """Give the test its own home folders, and fail it if it wrote into the user's."""
+    user = tmp_path_factory.mktemp("user")
+    for variable in [name for name in os.environ if name.startswith("DET_")]:
+        monkeypatch.delenv(variable)
+    for variable in (*LAUNCHER_VARIABLES, "XDG_DATA_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(user))
+    monkeypatch.setenv("MPLCONFIGDIR", str(matplotlib_folder))
+    monkeypatch.setenv("DET_HOME", str(tmp_path / "det-home"))
+    monkeypatch.setenv("DET_PROGRESS", "0")
+    _use_one_torch_thread()
+    yield
+    leaked = sorted(path.name for path in user.iterdir() if path.name != ".cache")
+    assert not leaked, f"the test wrote {leaked} into the user's home folder; it belongs under DET_HOME"
+
+
+def _use_one_torch_thread() -> None:
+    # Tests that need no torch must not pay for importing it.
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)

@@ -1,0 +1,81 @@
+"""The examples run as a reader would run them, and their records say what their READMEs promise."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+from determined import tracking
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+
+
+def run_example(name: str, *arguments: str) -> str:
+    """Run the example as a program of its own and return all that it printed."""
+    command = [sys.executable, str(EXAMPLES / name / "train.py"), *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def home() -> pathlib.Path:
+    return pathlib.Path(os.environ["DET_HOME"])
+
+
+def records() -> tracking.Records:
+    return tracking.Records(home() / "tracking.db")
+
+
+def tensorboard_events() -> list[bytes]:
+    return [file.read_bytes() for file in (home() / "tensorboard").rglob("*tfevents*")]
+
+
+def test_digits_reaches_97_percent() -> None:
+    run_example("digits")
+    best = records().trial(1).best_validation
+    assert best is not None
+    assert best.metric == "validation_accuracy"
+    assert best.value >= 0.97
+
+
+def test_digits_continues_from_the_checkpoint_it_names() -> None:
+    run_example("digits", "--epochs", "1")
+    (checkpoint,) = records().checkpoints(trial_id=1)
+    output = run_example("digits", "--epochs", "2", "--latest-checkpoint", checkpoint.uuid)
+    assert checkpoint.uuid in output
+    assert records().trial(2).steps_completed == 2 * checkpoint.steps_completed
+
+
+def test_gan_measures_its_modes_and_draws_its_points() -> None:
+    run_example("gan", "--epochs", "1")
+    assert records().trial(1).summary["validation"].keys() >= {"modes_covered", "high_quality"}
+    assert any(b"generated points" in events for events in tensorboard_events())
+
+
+def test_char_lm_predicts_better_than_by_chance_and_prints_a_sample() -> None:
+    output = run_example("char_lm", "--batches", "40")
+    bits = records().trial(1).summary["validation"]["validation_bits_per_character"]
+    assert bits.largest is not None
+    assert bits.latest < bits.largest - 1
+    assert "The harbour " in output
+
+
+def test_metrics_records_the_results_of_every_reducer() -> None:
+    run_example("metrics", "--epochs", "1")
+    assert records().trial(1).summary["validation"].keys() >= {
+        "validation_loss",
+        "misread",
+        "validation_loss_90th_percentile",
+        "accuracy",
+        "worst_class_recall",
+        "validation_auroc",
+    }
+
+
+def test_metrics_draws_into_tensorboard() -> None:
+    run_example("metrics", "--epochs", "1")
+    (events,) = tensorboard_events()
+    assert b"confusion matrix" in events
+    assert b"misread digits" in events

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import os
+import pathlib
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from determined import tracking
+
+
+@pytest.fixture
+def database(tmp_path: pathlib.Path) -> pathlib.Path:
+    return tmp_path / "home" / "tracking.db"
+
+
+@pytest.fixture
+def describe_run() -> Callable[..., tracking.RunDescription]:
+    """A description of this process as a run, with fields replaced by keyword."""
+
+    def describe(**changes: Any) -> tracking.RunDescription:
+        fields: dict[str, Any] = {
+            "name": "digits",
+            "config": None,
+            "hparams": {"lr": 0.1},
+            "seed": 7,
+            "entrypoint": "train.py",
+            "torch_version": "2.6.0",
+            "resolute_version": "0.1.0",
+            "git_commit": "abc123",
+            "pid": os.getpid(),
+            "process_started": psutil.Process().create_time(),
+            "host": socket.gethostname(),
+        }
+        return tracking.RunDescription(**(fields | changes))
+
+    return describe
+
+
+@pytest.fixture
+def recorder(database: pathlib.Path, describe_run: Callable[..., Any]) -> Iterator[tracking.Recorder]:
+    with tracking.Recorder.start(database, describe_run()) as recorder:
+        yield recorder
+
+
+@pytest.fixture
+def records(database: pathlib.Path) -> tracking.Records:
+    return tracking.Records(database)
