@@ -63,9 +63,7 @@ class CharTrial(pytorch.PyTorchTrial):
             )
         )
         self.optimizer = context.wrap_optimizer(
-            torch.optim.AdamW(
-                self.model.parameters(), lr=context.get_hparam("learning_rate"), weight_decay=0.1
-            )
+            torch.optim.AdamW(self.model.parameters(), lr=context.get_hparam("learning_rate"), weight_decay=0.1)
         )
         context.wrap_lr_scheduler(
             torch.optim.lr_scheduler.LambdaLR(self.optimizer, self.learning_rate_factor),
@@ -77,7 +75,7 @@ class CharTrial(pytorch.PyTorchTrial):
         warmup, total = self.context.get_hparam("warmup_steps"), self.context.get_hparam("total_steps")
         if step < warmup:
             return (step + 1) / warmup
-        done = min((step - warmup) / (total - warmup), 1.0)
+        done = min((step - warmup) / max(total - warmup, 1), 1.0)
         return 0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2
 
     def build_training_data_loader(self) -> pytorch.DataLoader:

@@ -54,9 +54,7 @@ class DigitsTrial(pytorch.PyTorchTrial):
         self.loss = nn.CrossEntropyLoss()
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(
-            self.training_data, batch_size=self.context.get_per_slot_batch_size(), shuffle=True
-        )
+        return pytorch.DataLoader(self.training_data, batch_size=self.context.get_per_slot_batch_size(), shuffle=True)
 
     def build_validation_data_loader(self) -> pytorch.DataLoader:
         # 60 divides 360: all batches weigh the same in the averages.

@@ -43,9 +43,7 @@ class GanTrial(pytorch.PyTorchTrial):
     def wrapped_adam(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return an optimizer for the model, with a learning rate that falls by a few percent each epoch."""
         optimizer = self.context.wrap_optimizer(
-            torch.optim.Adam(
-                model.parameters(), lr=self.context.get_hparam("learning_rate"), betas=(0.5, 0.99)
-            )
+            torch.optim.Adam(model.parameters(), lr=self.context.get_hparam("learning_rate"), betas=(0.5, 0.99))
         )
         self.context.wrap_lr_scheduler(
             torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.93),
@@ -62,9 +60,7 @@ class GanTrial(pytorch.PyTorchTrial):
         noise = torch.randn(2_000, LATENT, generator=torch.Generator().manual_seed(2))
         return pytorch.DataLoader(TensorDataset(noise), batch_size=500)
 
-    def train_batch(
-        self, batch: list[torch.Tensor], epoch_idx: int, batch_idx: int
-    ) -> dict[str, torch.Tensor]:
+    def train_batch(self, batch: list[torch.Tensor], epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
         (real,) = batch
         noise = torch.randn(len(real), LATENT, device=self.context.device)
         fake = self.generator(noise)

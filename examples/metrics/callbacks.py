@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from determined import pytorch
@@ -70,20 +71,16 @@ class Pictures(pytorch.PyTorchCallback):
         if self.context.distributed.get_rank() > 0:
             return
         writer, step = self.context.get_tensorboard_writer(), self.context.current_train_batch()
-        writer.add_figure("confusion matrix", draw_matrix(self.confusion.counts), step)
+        writer.add_figure("confusion matrix", draw_matrix(self.confusion.of_all_processes), step)
         if len(images := torch.cat(self.misread)):
-            writer.add_images("misread digits", images, step)
+            writer.add_images("misread digits", nn.functional.interpolate(images, scale_factor=8), step)
 
 
 def draw_matrix(counts: torch.Tensor) -> Figure:
     figure = Figure(figsize=(5, 5), layout="constrained")
     axes = figure.subplots()
-    axes.matshow(counts, cmap="Blues")
+    axes.matshow(counts, cmap="Blues", vmax=2 * counts.max())  # no darker than the numbers can be read on
     axes.set(xlabel="taken for", ylabel="is", xticks=range(len(counts)), yticks=range(len(counts)))
-    for (row, column), count in ((cell, counts[cell].item()) for cell in cells_above_zero(counts)):
-        axes.text(column, row, str(count), ha="center", va="center")
+    for row, column in counts.nonzero().tolist():
+        axes.text(column, row, str(counts[row, column].item()), ha="center", va="center")
     return figure
-
-
-def cells_above_zero(counts: torch.Tensor) -> list[tuple[int, int]]:
-    return [(row, column) for row, column in counts.nonzero().tolist()]

@@ -68,9 +68,7 @@ class MetricsTrial(pytorch.PyTorchTrial):
         }
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(
-            self.training_data, batch_size=self.context.get_per_slot_batch_size(), shuffle=True
-        )
+        return pytorch.DataLoader(self.training_data, batch_size=self.context.get_per_slot_batch_size(), shuffle=True)
 
     def build_validation_data_loader(self) -> pytorch.DataLoader:
         return pytorch.DataLoader(self.validation_data, batch_size=50)

@@ -23,6 +23,7 @@ class ConfusionMatrix(pytorch.MetricReducer):
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
+        self.of_all_processes = torch.zeros(classes, classes, dtype=torch.long)
         self.reset()
 
     def reset(self) -> None:
@@ -38,7 +39,7 @@ class ConfusionMatrix(pytorch.MetricReducer):
 
     def cross_slot_reduce(self, per_slot_metrics: list[torch.Tensor]) -> dict[str, float]:
         """Return the metrics of what all processes found."""
-        counts = torch.stack(per_slot_metrics).sum(dim=0)
+        counts = self.of_all_processes = torch.stack(per_slot_metrics).sum(dim=0)
         recall = counts.diag() / counts.sum(dim=1).clamp(min=1)
         return {
             "accuracy": (counts.diag().sum() / counts.sum()).item(),

@@ -6,9 +6,11 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from determined import errors
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,11 @@ class ClusterInfo:
             "DET_EXPERIMENT_CONFIG": json.dumps(trial._config),
             "DET_STEPS_COMPLETED": str(trial._steps_completed),
             "DET_TRIAL_RUN_ID": str(trial._trial_run_id),
-            "DET_CHIEF_IP": self.container_addrs[0],
+            "DET_GPU_UUIDS": json.dumps(self.gpu_uuids),
+            "DET_CHIEF_IP": next(iter(self.container_addrs), ""),
+            "DET_CONTAINER_ADDRS": json.dumps(self.container_addrs),
+            "DET_CONTAINER_RANK": str(self.container_rank),
+            "DET_CONTAINER_SLOT_COUNTS": json.dumps(self.container_slot_counts),
             "DET_MASTER": self.master_url,
         }
         if self.latest_checkpoint:
@@ -75,14 +81,17 @@ class ClusterInfo:
     def from_environment(cls, variables: Mapping[str, str]) -> ClusterInfo:
         """Read what `to_environment` wrote."""
         read = _Reader(variables)
-        slots = read.json("DET_SLOT_IDS", "[]")
+        slots = read.items("DET_SLOT_IDS", int) or []
+        chief = variables.get("DET_CHIEF_IP") or "127.0.0.1"
+        addresses = read.items("DET_CONTAINER_ADDRS", str)
+        slot_counts = read.items("DET_CONTAINER_SLOT_COUNTS", int)
         return cls(
             trial=TrialInfo(
                 trial_id=read.number("DET_TRIAL_ID"),
                 experiment_id=read.number("DET_EXPERIMENT_ID"),
                 trial_seed=read.number("DET_TRIAL_SEED"),
-                hparams=read.json("DET_HPARAMS", "{}"),
-                _config=read.json("DET_EXPERIMENT_CONFIG", "{}"),
+                hparams=read.map("DET_HPARAMS"),
+                _config=read.map("DET_EXPERIMENT_CONFIG"),
                 _steps_completed=read.number("DET_STEPS_COMPLETED", "0"),
                 _trial_run_id=read.number("DET_TRIAL_RUN_ID", "0"),
             ),
@@ -91,8 +100,10 @@ class ClusterInfo:
             task_id=variables.get("DET_TASK_ID", ""),
             allocation_id=variables.get("DET_ALLOCATION_ID", ""),
             slot_ids=slots,
-            container_addrs=[variables.get("DET_CHIEF_IP") or "127.0.0.1"],
-            container_slot_counts=[max(len(slots), 1)],
+            gpu_uuids=read.items("DET_GPU_UUIDS", str) or [],
+            container_addrs=[chief] if addresses is None else addresses,
+            container_rank=read.number("DET_CONTAINER_RANK", "0"),
+            container_slot_counts=[max(len(slots), 1)] if slot_counts is None else slot_counts,
             master_url=variables.get("DET_MASTER", ""),
             cluster_id=variables.get("DET_CLUSTER_ID", ""),
             agent_id=variables.get("DET_AGENT_ID", ""),
@@ -101,7 +112,7 @@ class ClusterInfo:
 
 def get_cluster_info() -> ClusterInfo | None:
     """Return what the runner told this process, or None in a local run."""
-    return ClusterInfo.from_environment(os.environ) if "DET_TRIAL_ID" in os.environ else None
+    return ClusterInfo.from_environment(os.environ) if os.environ.get("DET_TRIAL_ID") else None
 
 
 class _Reader:
@@ -126,7 +137,19 @@ class _Reader:
         except ValueError:
             raise errors.InternalException(f"{name}={value!r} in the environment is not a number.") from None
 
-    def json(self, name: str, default: str) -> Any:
+    def map(self, name: str) -> dict[str, Any]:
+        value = self._json(name, "{}")
+        if not isinstance(value, dict):
+            raise errors.InternalException(f"{name}={value!r} in the environment is not a JSON object.")
+        return value
+
+    def items(self, name: str, kind: type[T]) -> list[T] | None:
+        value = self._json(name, "null")
+        if value is None or (isinstance(value, list) and all(isinstance(item, kind) for item in value)):
+            return value
+        raise errors.InternalException(f"{name}={value!r} in the environment is not a JSON list of {kind.__name__}.")
+
+    def _json(self, name: str, default: str) -> Any:
         value = self.text(name, default)
         try:
             return json.loads(value)

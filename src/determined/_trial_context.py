@@ -25,7 +25,7 @@ class TrialContext:
         self.distributed = distributed
         self._hparams = None if hparams is None else dict(hparams)
         self._exp_conf = None if exp_conf is None else dict(exp_conf)
-        self._stop_requested = False
+        self.stop_requested = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> TrialContext:
@@ -98,13 +98,13 @@ class TrialContext:
 
     def get_stop_requested(self) -> bool:
         """Say whether the trial was asked to stop after the current batch."""
-        return self._stop_requested
+        return self.stop_requested
 
     def set_stop_requested(self, stop_requested: bool) -> None:
         """Ask the training loop to save and stop after the current batch."""
         if not isinstance(stop_requested, bool):
             raise MisuseError(f"set_stop_requested({stop_requested!r}): pass True or False.")
-        self._stop_requested = stop_requested
+        self.stop_requested = stop_requested
 
     def get_tensorboard_path(self) -> pathlib.Path:
         """Return the folder of this trial's TensorBoard files."""

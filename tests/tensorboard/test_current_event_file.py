@@ -20,7 +20,7 @@ def _no_trial() -> Iterator[None]:
 
 def test_a_running_trial_s_file_is_current(tmp_path: pathlib.Path) -> None:
     file = EventFile(tmp_path)
-    set_current(file)
+    set_current(lambda: file)
     assert current() is file
 
 
@@ -35,7 +35,7 @@ def test_without_a_trial_every_call_gives_the_same_file(home: pathlib.Path) -> N
 
 
 def test_after_a_trial_its_file_is_current_no_more(tmp_path: pathlib.Path, home: pathlib.Path) -> None:
-    set_current(EventFile(tmp_path))
+    set_current(lambda: EventFile(tmp_path))
     set_current(None)
     assert current().folder == home / "tensorboard" / "unattached"
 

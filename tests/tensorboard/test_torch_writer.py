@@ -16,7 +16,8 @@ Read = Callable[[pathlib.Path], list[Any]]
 
 @pytest.fixture
 def trial_folder(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
-    set_current(EventFile(tmp_path / "trial"))
+    file = EventFile(tmp_path / "trial")
+    set_current(lambda: file)
     yield tmp_path / "trial"
     set_current(None)
 

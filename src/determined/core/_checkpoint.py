@@ -8,12 +8,14 @@ import json
 import os
 import pathlib
 import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from determined import errors, storage, tracking
 from determined.core._distributed import DistributedContext
+from determined.core._metadata import checked_metadata
 from determined.core._recording import Recording, now
 
 METADATA_FILE = "metadata.json"
@@ -52,7 +54,8 @@ class CheckpointContext:
         With an exception in the block nothing is left behind. With `shard=True` every rank contributes files.
         """
         storage_id = str(uuid.uuid4())
-        metadata = _checked_metadata(metadata)
+        metadata = checked_metadata("checkpoint", metadata)
+        steps = _steps_completed(metadata)
         with self.store.create(storage_id) as folder:
             yield folder, storage_id
             (folder / METADATA_FILE).write_text(json.dumps(metadata, indent=2))
@@ -62,7 +65,7 @@ class CheckpointContext:
         self._recording.put(
             tracking.CheckpointSaved(
                 uuid=storage_id,
-                steps_completed=int(metadata.get("steps_completed", 0)),
+                steps_completed=steps,
                 path=str(self.store.path(storage_id)),
                 metadata=metadata,
                 resources=resources,
@@ -78,8 +81,15 @@ class CheckpointContext:
         *,
         selector: Selector | None = None,
     ) -> Iterator[pathlib.Path]:
-        """Give the folder of a checkpoint for reading."""
-        yield self.store.path(storage_id)
+        """Give the folder of a checkpoint for reading; with a selector, one that holds only the chosen files."""
+        _check_mode("restore_path", download_mode)
+        folder = self.store.path(storage_id)
+        if selector is None:
+            yield folder
+            return
+        with tempfile.TemporaryDirectory(prefix="resolute-") as chosen:
+            _place(folder, pathlib.Path(chosen), selector, os.symlink)
+            yield pathlib.Path(chosen)
 
     def upload(
         self,
@@ -94,7 +104,7 @@ class CheckpointContext:
         if not source.is_dir():
             raise errors.StorageException(f"upload({str(ckpt_dir)!r}): there is no such folder to upload.")
         with self.store_path(metadata, shard=shard) as (folder, storage_id):
-            _copy(source, folder, selector)
+            _place(source, folder, selector, shutil.copyfile)
         return storage_id
 
     def download(
@@ -106,7 +116,12 @@ class CheckpointContext:
         selector: Selector | None = None,
     ) -> None:
         """Copy a checkpoint's files into a folder."""
-        _copy(self.store.path(storage_id), pathlib.Path(ckpt_dir), selector)
+        _check_mode("download", download_mode)
+        folder, target = self.store.path(storage_id), pathlib.Path(ckpt_dir)
+        if target.exists() and not target.is_dir():
+            raise errors.StorageException(f"download(ckpt_dir={str(ckpt_dir)!r}): that is a file; pass a folder.")
+        target.mkdir(parents=True, exist_ok=True)
+        _place(folder, target, selector, shutil.copyfile)
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
         """Return the metadata that was saved with a checkpoint."""
@@ -115,7 +130,11 @@ class CheckpointContext:
             metadata = json.loads(path.read_text())
         except (OSError, ValueError) as error:
             raise errors.InvalidCheckpointException(f"{path} cannot be read as JSON: {error}") from error
-        return dict(metadata)
+        if not isinstance(metadata, dict):
+            raise errors.InvalidCheckpointException(
+                f"{path} holds {metadata!r}; the metadata of a checkpoint is a map."
+            )
+        return metadata
 
     def delete(self, storage_id: str) -> None:
         """Remove a checkpoint for good."""
@@ -125,13 +144,18 @@ class CheckpointContext:
         self.store.delete(storage_id)
 
 
-def _checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    plain = dict(metadata or {})
-    try:
-        json.dumps(plain)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"The checkpoint metadata {plain!r} must be JSON: {error}") from error
-    return plain
+def _steps_completed(metadata: Mapping[str, Any]) -> int:
+    steps = metadata.get("steps_completed", 0)
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise ValueError(
+            f"The checkpoint metadata has steps_completed={steps!r}; pass the batches trained, an int >= 0."
+        )
+    return steps
+
+
+def _check_mode(call: str, mode: Any) -> None:
+    if not isinstance(mode, DownloadMode):
+        raise TypeError(f"{call}(download_mode={mode!r}): pass a member of core.DownloadMode.")
 
 
 def _resources(folder: pathlib.Path) -> dict[str, int]:
@@ -139,8 +163,14 @@ def _resources(folder: pathlib.Path) -> dict[str, int]:
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
 
 
-def _copy(source: pathlib.Path, target: pathlib.Path, selector: Selector | None) -> None:
+def _place(
+    source: pathlib.Path,
+    target: pathlib.Path,
+    selector: Selector | None,
+    put: Callable[[pathlib.Path, pathlib.Path], object],
+) -> None:
+    """Put the chosen files of a folder into another one, by copying or linking each."""
     for name in _resources(source):
         if selector is None or selector(name):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source / name, target / name)
+            put(source.absolute() / name, target / name)

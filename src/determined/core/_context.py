@@ -6,7 +6,7 @@ import contextlib
 import enum
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -49,6 +49,8 @@ class Context:
         facts: RunFacts,
         info: ClusterInfo | None,
     ) -> None:
+        _check_member("preempt_mode", preempt_mode, PreemptMode)
+        _check_member("tensorboard_mode", tensorboard_mode, TensorboardMode)
         store = storage.store_for(checkpoint_storage, home().checkpoints)
         self.info = info
         self.distributed = distributed
@@ -60,7 +62,7 @@ class Context:
         )
         self.checkpoint = CheckpointContext(distributed, store, self.recording, self._outbox.flush)
         self.preempt = PreemptContext(distributed, preempt_mode)
-        self.searcher = SearcherContext(distributed, facts.config)
+        self.searcher = SearcherContext(distributed, facts.config, self.train.report_progress)
         self.profiler = ProfilerContext(self._report_system_metrics)
         self.steps_completed = 0
         """The latest step of the training; system metrics are recorded under it."""
@@ -76,8 +78,13 @@ class Context:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._record_end(error)
-        self.close()
+        failure = self._leave(error)
+        if failure is not None:
+            if error is not None and not isinstance(error, errors.InvalidHP | SystemExit):
+                # An error that people will see goes on unchanged, with the lesser one in its wake.
+                error.add_note(f"The end of the run could not be recorded: {type(failure).__name__}: {failure}")
+                return
+            raise failure
         if isinstance(error, errors.InvalidHP):
             raise SystemExit(0) from error
         if error is None and self.preempt.signum is not None:
@@ -87,17 +94,28 @@ class Context:
     def close(self) -> None:
         """Write what is buffered and let go of threads, files, signals and the database."""
         with contextlib.ExitStack() as stack:
+            # Last: until everything is written, a signal must not end the process.
+            stack.callback(self.preempt.close)
             stack.callback(self.distributed.close)
             stack.callback(self.recording.close)
             stack.callback(self.scalars.close)
             stack.callback(self._outbox.close)
             stack.callback(tensorboard.set_current, None)
-            stack.callback(self.preempt.close)
             stack.callback(self.profiler.off)
 
     def flush(self) -> None:
         """Wait until everything reported so far is written."""
         self.scalars.flush()
+
+    def _leave(self, error: BaseException | None) -> Exception | None:
+        """Record how the run ended and close all; returns the first thing that could not be written."""
+        failures: list[Exception] = []
+        try:
+            failures += _failure_of(self.flush)
+            failures += _failure_of(lambda: self._record_end(error or next(iter(failures), None)))
+        finally:
+            failures += _failure_of(self.close)
+        return next(iter(failures), None)
 
     def _record_end(self, error: BaseException | None) -> None:
         if isinstance(error, errors.InvalidHP):
@@ -110,13 +128,28 @@ class Context:
 
 
 def _end_state(error: BaseException | None, signum: int | None) -> tuple[tracking.RunState, str | None]:
-    if isinstance(error, KeyboardInterrupt) or (error is None and signum is not None):
+    is_clean = error is None or (isinstance(error, SystemExit) and not error.code)
+    if isinstance(error, KeyboardInterrupt) or (is_clean and signum is not None):
         return tracking.RunState.CANCELED, f"signal {signum}" if signum else "interrupted"
-    if error is None or (isinstance(error, SystemExit) and not error.code):
+    if is_clean:
         return tracking.RunState.COMPLETED, None
     if isinstance(error, errors.InvalidHP):
         return tracking.RunState.COMPLETED, f"invalid hyperparameters: {error}"
     return tracking.RunState.ERROR, f"{type(error).__name__}: {error}"
+
+
+def _failure_of(action: Callable[[], None]) -> list[Exception]:
+    try:
+        action()
+    except Exception as failure:
+        return [failure]
+    return []
+
+
+def _check_member(name: str, value: Any, kind: type[enum.Enum]) -> None:
+    if not isinstance(value, kind):
+        choices = ", ".join(f"core.{kind.__name__}.{member.name}" for member in kind)
+        raise TypeError(f"core.init({name}={value!r}): pass one of {choices}.")
 
 
 def searcher_metric(config: Mapping[str, Any] | None) -> tuple[str, bool] | None:
@@ -146,33 +179,34 @@ def open_context(
     )
 
 
-@contextlib.contextmanager
 def init(
     *,
     distributed: DistributedContext | None = None,
     checkpoint_storage: StorageLocation | None = None,
     preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
     tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
-) -> Iterator[Context]:
-    """Give the services of a trial process for as long as the block lasts.
+) -> Context:
+    """Return the services of a trial process, for as long as a `with` block lasts.
 
         with det.core.init() as core_context:
             core_context.train.report_training_metrics(steps_completed=1, metrics={"loss": 0.5})
 
-    `checkpoint_storage` is the path of a folder, or the section of an experiment config.
+    `checkpoint_storage` is the path of a folder, or the section of an experiment config; without it, checkpoints
+    go where the config of a managed run says, else to the home folder.
     """
     info = get_cluster_info()
+    if checkpoint_storage is None and info is not None:
+        checkpoint_storage = info.trial._config.get("checkpoint_storage")
     facts = RunFacts(
         name=str((info.trial._config.get("name") if info else None) or "core"),
         config=info.trial._config if info else None,
         hparams=info.trial.hparams if info else {},
         seed=info.trial.trial_seed if info else secrets.randbits(31),
     )
-    with open_context(
+    return open_context(
         distributed=distributed,
         checkpoint_storage=checkpoint_storage,
         preempt_mode=preempt_mode,
         tensorboard_mode=tensorboard_mode,
         facts=facts,
-    ) as context:
-        yield context
+    )

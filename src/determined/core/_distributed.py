@@ -11,7 +11,7 @@ class DistributedContext:
     """Rank and size of this process, and collectives for any picklable object.
 
     `rank` counts all processes, `local_rank` those of this machine, `cross_rank` the machines. With one
-    process every collective returns at once and needs no network.
+    process every collective returns at once and needs no network, so address and ports have no effect.
     """
 
     def __init__(
@@ -32,6 +32,11 @@ class DistributedContext:
         _check_rank("rank", rank, size)
         _check_rank("local_rank", local_rank, local_size)
         _check_rank("cross_rank", cross_rank, cross_size)
+        if max(local_size, cross_size) > size:
+            raise ValueError(
+                f"DistributedContext(size={size}, local_size={local_size}, cross_size={cross_size}): neither the "
+                "processes of one machine nor the machines can be more than all processes."
+            )
         if size > 1:
             raise ValueError(
                 f"DistributedContext(size={size}) asks for several processes; this version trains in one. "
@@ -142,6 +147,9 @@ class DistributedContext:
 
 def _check_rank(name: str, rank: int, size: int) -> None:
     size_name = name.replace("rank", "size")
+    for label, value in ((name, rank), (size_name, size)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"DistributedContext({label}={value!r}): pass an int.")
     if size < 1 or not 0 <= rank < size:
         raise ValueError(
             f"DistributedContext({name}={rank!r}, {size_name}={size!r}): "

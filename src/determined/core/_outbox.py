@@ -2,92 +2,111 @@
 
 from __future__ import annotations
 
+import atexit
 import collections
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from determined import errors
+
 Deliver = Callable[[Sequence[Any]], None]
 
 # How long messages may gather before they are delivered together: one transaction serves many reports.
-_GATHER_SECONDS = 0.25
+_GATHER_SECONDS = 1.0
 
 
 class Outbox:
-    """Deliver messages in order on a background thread, neighbours with the same destination together.
+    """Deliver messages on a background thread: those to one destination together and in order.
 
-    A failure on the thread is raised on the caller's thread by the next `put`, `flush` or `close`; what came
-    after it is not delivered.
+    A failure on the thread is raised on the caller's thread by the next `put`, `flush` or `close`. What was to be
+    delivered together with the failed message is lost; later messages are still delivered.
     """
 
     def __init__(self) -> None:
         self._queue: collections.deque[tuple[Deliver, Any]] = collections.deque()
         self._changed = threading.Condition()
-        self._failure: BaseException | None = None
-        self._hurry = False
-        self._busy = False
+        self._failures: list[BaseException] = []
+        # Counts of messages: taken in, delivered or failed, and those that a flush waits for.
+        self._accepted = self._settled = self._awaited = 0
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="resolute-outbox", daemon=True)
         self._thread.start()
+        # The thread must not keep a program from ending, nor end before it has delivered everything.
+        self._process = os.getpid()
+        atexit.register(self._close_at_exit)
 
     def put(self, deliver: Deliver, message: Any) -> None:
-        """Hand over a message; returns at once."""
-        if self._failure is not None:
-            self._raise_failure()
+        """Hand over a message; returns at once. It is not taken if an earlier failure is raised instead."""
         with self._changed:
+            self._raise_failure()
+            if self._closed:
+                raise errors.InternalException(
+                    "A report came after the run was closed; report within the `with ...init() as context:` block."
+                )
             self._queue.append((deliver, message))
+            self._accepted += 1
             if len(self._queue) == 1:
                 self._changed.notify_all()
 
     def flush(self) -> None:
         """Wait until everything handed over so far is delivered."""
         with self._changed:
-            self._hurry = True
+            awaited = self._awaited = self._accepted
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._failure or not (self._queue or self._busy))
-            self._hurry = False
-        self._raise_failure()
+            self._changed.wait_for(lambda: self._settled >= awaited)
+            self._raise_failure()
 
     def close(self) -> None:
-        """Deliver what is left and end the thread."""
+        """Deliver what is left and end the thread. Twice is fine."""
+        atexit.unregister(self._close_at_exit)
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
-        self._raise_failure()
+        with self._changed:
+            self._raise_failure()
+
+    def _close_at_exit(self) -> None:
+        # A forked child has neither the thread nor anything to deliver, but it may have inherited a held lock.
+        if os.getpid() == self._process:
+            self.close()
 
     def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        if self._failures:
+            (first, *others), self._failures = self._failures, []
+            for other in others:
+                first.add_note(f"After it came {type(other).__name__}: {other}")
+            raise first
 
     def _work(self) -> None:
         while batch := self._next_batch():
-            try:
-                for deliver, messages in _grouped(batch):
-                    deliver(messages)
-            except BaseException as failure:
-                with self._changed:
-                    self._failure = failure
+            failures = [failure for group in _grouped(batch) if (failure := _failure_of(*group))]
             with self._changed:
-                self._busy = False
+                self._failures += failures
+                self._settled += len(batch)
                 self._changed.notify_all()
 
     def _next_batch(self) -> list[tuple[Deliver, Any]]:
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closed)
-            self._changed.wait_for(lambda: self._hurry or self._closed, timeout=_GATHER_SECONDS)
+            self._changed.wait_for(lambda: self._awaited > self._settled or self._closed, timeout=_GATHER_SECONDS)
             batch = list(self._queue)
             self._queue.clear()
-            self._busy = bool(batch)
             return batch
 
 
+def _failure_of(deliver: Deliver, messages: list[Any]) -> BaseException | None:
+    try:
+        deliver(messages)
+    except BaseException as failure:
+        return failure
+    return None
+
+
 def _grouped(batch: list[tuple[Deliver, Any]]) -> list[tuple[Deliver, list[Any]]]:
-    groups: list[tuple[Deliver, list[Any]]] = []
+    groups: dict[Deliver, list[Any]] = {}
     for deliver, message in batch:
-        if groups and groups[-1][0] == deliver:
-            groups[-1][1].append(message)
-        else:
-            groups.append((deliver, [message]))
-    return groups
+        groups.setdefault(deliver, []).append(message)
+    return list(groups.items())

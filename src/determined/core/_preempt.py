@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import signal
 import threading
 from types import FrameType
@@ -25,7 +26,8 @@ class PreemptContext:
     def __init__(self, distributed: DistributedContext, mode: PreemptMode) -> None:
         self._distributed = distributed
         self._mode = mode
-        self._previous: dict[signal.Signals, Any] = {}
+        self._previous: dict[int, Any] = {}
+        self._process = os.getpid()
         self.signum: int | None = None
         """The signal that asked to stop, if one did."""
 
@@ -47,7 +49,8 @@ class PreemptContext:
         """Listen to SIGTERM and SIGINT; only the main thread can."""
         if threading.current_thread() is threading.main_thread():
             for which in (signal.SIGTERM, signal.SIGINT):
-                self._previous[which] = signal.signal(which, self._on_signal)
+                # None stands for a handler that was not set from Python, and cannot be set from there either.
+                self._previous[which] = signal.signal(which, self._on_signal) or signal.SIG_DFL
 
     def close(self) -> None:
         """Give the signals back to whoever had them."""
@@ -56,6 +59,11 @@ class PreemptContext:
         self._previous.clear()
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if signum == signal.SIGTERM and os.getpid() != self._process:
+            # A forked child, such as a worker of a pool: who ends it does not mean the training.
+            signal.signal(signum, self._previous[signum])
+            os.kill(os.getpid(), signum)
+            return
         if self.signum is not None and signum == signal.SIGINT:
             raise KeyboardInterrupt
         self.signum = signum

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
 
 Report = Callable[[str, Mapping[str, float]], None]
+Source = Callable[[], dict[str, dict[str, float]]]
 
 
 class ProfilerContext:
@@ -18,35 +22,43 @@ class ProfilerContext:
         self._report = report
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
 
     def on(self, sampling_interval: int | float = 1, samples_per_report: int = 10) -> None:
         """Start sampling every `sampling_interval` seconds; report the mean of `samples_per_report` samples."""
-        if sampling_interval < 0.1:
-            raise ValueError(f"profiler.on(sampling_interval={sampling_interval!r}): use at least 0.1 seconds.")
-        if samples_per_report < 1:
-            raise ValueError(f"profiler.on(samples_per_report={samples_per_report!r}): use at least 1.")
+        _check_sampling(sampling_interval, samples_per_report)
         if self._thread is not None:
+            return
+        # Made here, so that what they warn about is the business of the caller's thread.
+        sources = [source for source in (_system_source(), _gpu_source()) if source is not None]
+        if not sources:
             return
         self._stop.clear()
         self._thread = threading.Thread(
             target=self._sample,
-            args=(sampling_interval, samples_per_report),
+            args=(sources, sampling_interval, samples_per_report),
             name="resolute-profiler",
             daemon=True,
         )
         self._thread.start()
 
     def off(self) -> None:
-        """Stop sampling and report what was gathered."""
+        """Stop sampling and report what was gathered; raises what ended the sampling before, if anything did."""
         if self._thread is not None:
             self._stop.set()
             self._thread.join()
             self._thread = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
-    def _sample(self, interval: float, samples_per_report: int) -> None:
-        sources: list[Callable[[], dict[str, dict[str, float]]]] = [_SystemSource().read]
-        if (gpu := _gpu_source()) is not None:
-            sources.append(gpu)
+    def _sample(self, sources: list[Source], interval: float, samples_per_report: int) -> None:
+        try:
+            self._report_means(sources, interval, samples_per_report)
+        except Exception as failure:
+            self._failure = failure
+
+    def _report_means(self, sources: list[Source], interval: float, samples_per_report: int) -> None:
         samples: list[dict[str, dict[str, float]]] = []
         stopped = False
         while not stopped:
@@ -56,6 +68,13 @@ class ProfilerContext:
                 for group, values in _means(samples).items():
                     self._report(group, values)
                 samples.clear()
+
+
+def _check_sampling(interval: Any, samples: Any) -> None:
+    if not isinstance(interval, Real) or not 0.1 <= float(interval) < math.inf:
+        raise ValueError(f"profiler.on(sampling_interval={interval!r}): use at least 0.1 seconds.")
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise ValueError(f"profiler.on(samples_per_report={samples!r}): use an int of at least 1.")
 
 
 class _SystemSource:
@@ -100,7 +119,19 @@ class _SystemSource:
         }
 
 
-def _gpu_source() -> Callable[[], dict[str, dict[str, float]]] | None:
+def _system_source() -> Source | None:
+    try:
+        return _SystemSource().read
+    except ImportError:
+        warnings.warn(
+            "The profiler leaves out CPU, memory, disk and network, because psutil is not installed; "
+            "`pip install psutil` adds them.",
+            stacklevel=3,
+        )
+        return None
+
+
+def _gpu_source() -> Source | None:
     """Return a reader of GPU load and memory by NVML, or None where there is no GPU."""
     try:
         import pynvml  # type: ignore[import-not-found,unused-ignore]  # an extra
@@ -124,14 +155,12 @@ def _gpu_source() -> Callable[[], dict[str, dict[str, float]]] | None:
 
 
 def _say_that_nvml_is_missing() -> None:
-    import sys
-
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         warnings.warn(
             "The profiler leaves out GPU load and memory, because nvidia-ml-py is not installed; "
             "`pip install 'resolute[gpu]'` adds them.",
-            stacklevel=2,
+            stacklevel=4,
         )
 
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import pathlib
+import threading
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from determined import tensorboard
+from determined.core._columns import BatchColumns
 from determined.core._outbox import Outbox
 from determined.core._recording import Recording, now
+
+POSITIONS = ("batches", "epochs")
+"""Metrics that say how far training has come: what other curves are drawn over, and none themselves."""
 
 
 class _Window(NamedTuple):
     """The metrics of neighbouring batches, the last of which is batch `last_step`."""
 
     last_step: int
-    batches: Sequence[Mapping[str, Any]]
+    batches: BatchColumns
     began: float
     ended: float
 
@@ -28,6 +34,7 @@ class ScalarLog:
         self._outbox = outbox
         self._recording = recording
         self._file: tensorboard.EventFile | None = None
+        self._making_file = threading.Lock()
         self._last_time = now()
         self.enabled = enabled
 
@@ -35,24 +42,26 @@ class ScalarLog:
     def file(self) -> tensorboard.EventFile:
         """The event file of this process; it comes into being with the first write."""
         if self._file is None:
-            self._file = tensorboard.EventFile(pathlib.Path(self._recording.tensorboard_path))
+            folder = self._recording.tensorboard_path
+            # The outbox's thread and the training thread may both be the first to ask.
+            with self._making_file:
+                self._file = self._file or tensorboard.EventFile(folder)
         return self._file
 
-    def training(self, steps_completed: int, metrics: Mapping[str, Any], batches: Sequence[Mapping[str, Any]]) -> None:
+    def training(self, steps_completed: int, metrics: Mapping[str, Any], batches: BatchColumns) -> None:
         """Write the metrics of the batches that end with number `steps_completed`, and those of the whole window."""
         began, self._last_time = self._last_time, now()
         if self.enabled:
-            if batches:
-                self._outbox.put(self._write, _Window(steps_completed, batches, began, self._last_time))
-            known = batches[-1].keys() if batches else ()
-            if whole := {name: value for name, value in metrics.items() if name not in known}:
-                self._outbox.put(self._write, _Window(steps_completed, [whole], began, self._last_time))
+            self._outbox.put(self._write, _Window(steps_completed, batches, began, self._last_time))
+            whole = {n: [v] for n, v in metrics.items() if n not in batches.columns and n not in POSITIONS}
+            if whole:
+                self._outbox.put(self._write, _Window(steps_completed, BatchColumns(whole, 1), began, self._last_time))
 
     def validation(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         """Write the metrics of a validation; names get the prefix `val_` unless they start with `val`."""
         if self.enabled:
-            named = {n if n.startswith("val") else f"val_{n}": v for n, v in metrics.items()}
-            self._outbox.put(self._write, _Window(steps_completed, [named], now(), now()))
+            named = {_validation_name(n): [v] for n, v in metrics.items() if n not in POSITIONS}
+            self._outbox.put(self._write, _Window(steps_completed, BatchColumns(named, 1), now(), now()))
 
     def flush(self) -> None:
         """Write out what is buffered."""
@@ -67,20 +76,23 @@ class ScalarLog:
 
     def _write(self, windows: Sequence[_Window]) -> None:
         for window in windows:
-            for name, points in _curves(window).items():
-                steps, values, times = zip(*points, strict=True)
-                self.file.add_scalars(f"Determined/{name}", steps, values, times)
+            count = len(window.batches)
+            if count:
+                # Programs that count in other units than batches may have more batches than steps.
+                steps = np.maximum(np.arange(window.last_step - count + 1, window.last_step + 1), 0)
+                # Spread evenly: asking for the time of each batch would cost more than it tells.
+                times = np.linspace(window.began, window.ended, count + 1)[1:]
+                for name, values in window.batches.columns.items():
+                    self._write_curve(f"Determined/{name}", values, steps, times)
         self.file.flush()
 
+    def _write_curve(self, name: str, values: Sequence[Any], steps: Any, times: Any) -> None:
+        """Write the numbers of a column; what is no number has no curve."""
+        if not all(type(value) is float for value in values):
+            chosen = [i for i, value in enumerate(values) if isinstance(value, Real)]
+            values, steps, times = [float(values[i]) for i in chosen], steps[chosen], times[chosen]
+        self.file.add_scalars(name, steps, np.array(values, np.float64), times)
 
-def _curves(window: _Window) -> dict[str, list[tuple[int, float, float]]]:
-    """Return (step, value, time) of each scalar metric; the times are spread evenly over the window."""
-    curves: dict[str, list[tuple[int, float, float]]] = {}
-    count = len(window.batches)
-    pace = (window.ended - window.began) / count
-    for i, metrics in enumerate(window.batches, start=1):
-        step, time = window.last_step - count + i, window.began + pace * i
-        for name, value in metrics.items():
-            if isinstance(value, Real):
-                curves.setdefault(name, []).append((step, float(value), time))
-    return curves
+
+def _validation_name(name: str) -> str:
+    return name if name.startswith("val") else f"val_{name}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from determined import errors
@@ -29,28 +29,36 @@ class Unit(enum.Enum):
 class SearcherOperation:
     """Train until `length` units are done, then report the searcher's metric."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, report_progress: Callable[[float], None]) -> None:
         self.length = length
         self.completed_metric: float | None = None
+        self._report_progress = report_progress
 
     def report_progress(self, length: float) -> None:
-        """Say how many units are done."""
+        """Record how many of the units are done."""
         if not length >= 0:
             raise ValueError(f"report_progress({length!r}): the units done so far cannot be negative.")
+        self._report_progress(min(length / self.length, 1.0))
 
     def report_completed(self, searcher_metric: float) -> None:
         """End the operation with its validation metric."""
         if self.completed_metric is not None:
-            raise RuntimeError("report_completed() was called twice for one operation.")
+            raise RuntimeError("report_completed() was called twice for one operation; report each metric once.")
         self.completed_metric = float(searcher_metric)
 
 
 class SearcherContext:
     """One operation of the configured `max_length`; deprecated, as searches no longer send lengths."""
 
-    def __init__(self, distributed: DistributedContext, config: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self,
+        distributed: DistributedContext,
+        config: Mapping[str, Any] | None,
+        report_progress: Callable[[float], None],
+    ) -> None:
         self._distributed = distributed
         self._config = config or {}
+        self._report_progress = report_progress
 
     def operations(
         self, searcher_mode: SearcherMode = SearcherMode.WorkersAskChief, auto_ack: bool = True
@@ -66,22 +74,24 @@ class SearcherContext:
 
     def get_configured_units(self) -> Unit | None:
         """Return what the configured length counts; None for a bare number."""
-        length = self._max_length()
-        return Unit[next(iter(length)).upper()] if isinstance(length, Mapping) else None
+        return self._max_length()[0]
 
     def _operations(self, mode: SearcherMode) -> Iterator[SearcherOperation]:
         if mode is SearcherMode.ChiefOnly and not self._distributed.is_chief:
             raise RuntimeError("In SearcherMode.ChiefOnly only the chief may ask for operations.")
-        length = self._max_length()
-        operation = SearcherOperation(next(iter(length.values())) if isinstance(length, Mapping) else length)
+        operation = SearcherOperation(self._max_length()[1], self._report_progress)
         yield operation
         if operation.completed_metric is None:
             raise RuntimeError("The operation ended without report_completed(); report its metric first.")
 
-    def _max_length(self) -> Any:
-        length = (self._config.get("searcher") or {}).get("max_length")
-        if length is None:
+    def _max_length(self) -> tuple[Unit | None, int]:
+        searcher = self._config.get("searcher")
+        length = searcher.get("max_length") if isinstance(searcher, Mapping) else None
+        ((unit, count),) = length.items() if isinstance(length, Mapping) and len(length) == 1 else [(None, length)]
+        known = unit is None or (isinstance(unit, str) and unit.upper() in Unit.__members__)
+        if not known or isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise errors.InvalidExperimentException(
-                "searcher.operations() needs `searcher: {max_length: ...}` in the experiment config."
+                f"searcher.max_length={length!r} in the experiment config is not a length; core_context.searcher needs "
+                "{batches: n}, {epochs: n} or {records: n} with n of at least 1."
             )
-        return length
+        return (Unit[unit.upper()] if unit is not None else None), count

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import enum
+import json
+import operator
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 from determined import tracking
+from determined.core._columns import BatchColumns
+from determined.core._metadata import checked_metadata
 from determined.core._recording import Recording, now
 from determined.core._scalars import ScalarLog
 
@@ -42,27 +48,25 @@ class TrainContext:
         batch_metrics: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         """Record averages over the batches since the last report, and the batches' own metrics if given."""
-        self.report_metrics("training", steps_completed, metrics)
-        self._scalars.training(steps_completed, metrics, batch_metrics or [])
+        if not isinstance(batch_metrics, BatchColumns):
+            batch_metrics = BatchColumns.of_rows([_plain("batch", batch) for batch in batch_metrics or []])
+        report = self._report("training", steps_completed, metrics)
+        self._scalars.training(report.steps_completed, report.metrics, batch_metrics)
 
     def report_validation_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         """Record the metrics of a validation."""
-        self.report_metrics("validation", steps_completed, metrics)
-        self._scalars.validation(steps_completed, metrics)
+        report = self._report("validation", steps_completed, metrics)
+        self._scalars.validation(report.steps_completed, report.metrics)
 
     def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         """Record metrics under a group name of your own."""
-        _check_steps("report_metrics", steps_completed)
-        _check_metrics(group, metrics)
-        self._recording.put(
-            tracking.MetricReport(group=group, steps_completed=steps_completed, metrics=dict(metrics), time=now())
-        )
+        if not isinstance(group, str) or not group:
+            raise TypeError(f"report_metrics(group={group!r}): pass the name of a metric group, such as 'inference'.")
+        self._report(group, steps_completed, metrics)
 
     def report_progress(self, progress: float) -> None:
         """Record how much of the training is done, from 0 to 1."""
-        if not 0 <= progress <= 1:
-            raise ValueError(f"report_progress({progress!r}): progress goes from 0 to 1.")
-        self._recording.put(tracking.ProgressChanged(progress=float(progress)))
+        self._recording.put(tracking.ProgressChanged(progress=_checked_progress(progress)))
 
     def report_early_exit(self, reason: EarlyExitReason) -> None:
         """Record that the trial ends before its length, and why."""
@@ -76,12 +80,12 @@ class TrainContext:
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Replace the free metadata of this trial."""
-        self._metadata = dict(metadata)
+        self._metadata = checked_metadata("trial", metadata)
         self._recording.put(tracking.MetadataChanged(metadata=self._metadata))
 
     def get_metadata(self) -> dict[str, Any]:
         """Return the free metadata of this trial."""
-        return dict(self._metadata)
+        return copy.deepcopy(self._metadata)
 
     def get_tensorboard_path(self) -> pathlib.Path:
         """Return the folder of this trial's TensorBoard files; it exists."""
@@ -103,12 +107,39 @@ class TrainContext:
             return None
         return self._recording.best_validation(*self._searcher)
 
+    def _report(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> tracking.MetricReport:
+        steps, values = _checked_steps(steps_completed), _plain(group, metrics)
+        report = tracking.MetricReport(group=group, steps_completed=steps, metrics=values, time=now())
+        self._recording.put(report)
+        return report
 
-def _check_steps(call: str, steps: int) -> None:
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise ValueError(f"{call}(steps_completed={steps!r}): pass the number of batches trained, an int >= 0.")
+
+def _checked_steps(steps: Any) -> int:
+    try:
+        count = -1 if isinstance(steps, bool) else operator.index(steps)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise ValueError(f"steps_completed={steps!r}: pass the number of batches trained, an int >= 0.")
+    return count
 
 
-def _check_metrics(group: str, metrics: Mapping[str, Any]) -> None:
+def _checked_progress(progress: Any) -> float:
+    if not isinstance(progress, Real) or not 0 <= float(progress) <= 1:
+        raise ValueError(f"report_progress({progress!r}): progress is a number from 0 to 1.")
+    return float(progress)
+
+
+def _plain(group: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics as they are now: what the program does to its tensors and lists later stays out."""
     if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
         raise TypeError(f"The {group} metrics {metrics!r} must be a dict with metric names (str) as keys.")
+    return {name: value if type(value) is float else _plain_value(value) for name, value in metrics.items()}
+
+
+def _plain_value(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if callable(tolist := getattr(value, "tolist", None)) and getattr(value, "ndim", None) == 0:
+        return tolist()
+    return json.loads(tracking.encode_json(value))

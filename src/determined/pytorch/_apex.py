@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -85,7 +87,7 @@ def _scaler(
         factor = float(loss_scale)
     except (TypeError, ValueError):
         factor = -1.0
-    if not factor > 0:
+    if not 0 < factor < math.inf:
         raise errors.InvalidExperimentException(
             f'configure_apex_amp(loss_scale={loss_scale!r}): pass a number above 0, or "dynamic".'
         )
@@ -134,14 +136,18 @@ class HalfWeights(_AmpState):
     def prepare(self, model: nn.Module) -> None:
         """Turn a model's weights to half, its inputs to half and its outputs back."""
         _halve(model, self._dtype, self._level.fp32_batchnorm)
-        model.register_forward_pre_hook(self._cast_inputs, with_kwargs=True)
-        model.register_forward_hook(self._cast_outputs)
+        hook = _CastHook(self._dtype, self._output_type)
+        model.register_forward_pre_hook(hook.enter, with_kwargs=True)
+        model.register_forward_hook(hook.leave)
 
     def take_over(self, optimizers: Sequence[Optimizer]) -> None:
         """Put fp32 copies of the weights into the optimizers, if the level has them."""
         if self._level.master_weights:
             for optimizer in optimizers:
-                self._masters[id(optimizer)] = _master_copies(optimizer)
+                pairs = self._masters[id(optimizer)] = _master_copies(optimizer)
+                # Trials call it too, and mean the gradients that backward leaves in the model.
+                zero_grad = functools.partial(_zero_both, optimizer.zero_grad, [p for _, p in pairs])
+                optimizer.zero_grad = zero_grad  # type: ignore[method-assign]  # of this object alone
 
     def step(self, optimizer: Optimizer, edit: EditGradients | None, scaler: Scaler | None) -> None:
         """Step on the fp32 copies, then round them into the model."""
@@ -150,12 +156,6 @@ class HalfWeights(_AmpState):
             master.grad = None if parameter.grad is None else parameter.grad.to(torch.float32)
         super().step(optimizer, edit, scaler)
         _round(pairs)
-
-    def zero_grad(self, optimizer: Optimizer) -> None:
-        """Drop the gradients of the model's weights and of their copies."""
-        optimizer.zero_grad()
-        for _, parameter in self._masters.get(id(optimizer), []):
-            parameter.grad = None
 
     def _amp_state(self) -> dict[str, Any]:
         masters = [[master.detach() for master, _ in pairs] for pairs in self._masters.values()]
@@ -169,10 +169,18 @@ class HalfWeights(_AmpState):
                 for (master, _), weight in zip(pairs, weights, strict=True):
                     master.copy_(weight)
 
-    def _cast_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        return cast_floats(args, self._dtype), cast_floats(kwargs, self._dtype)
 
-    def _cast_outputs(self, module: nn.Module, args: Any, output: Any) -> Any:
+class _CastHook:
+    """Casts a module's inputs and outputs; apart from the precision, which copies of the model must not take along."""
+
+    def __init__(self, input_type: torch.dtype, output_type: torch.dtype) -> None:
+        self._input_type = input_type
+        self._output_type = output_type
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return cast_floats(args, self._input_type), cast_floats(kwargs, self._input_type)
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> Any:
         return cast_floats(output, self._output_type)
 
 
@@ -182,16 +190,27 @@ def _halve(model: nn.Module, dtype: torch.dtype, fp32_batchnorm: bool) -> None:
             for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
                 if tensor.is_floating_point():
                     tensor.data = tensor.data.to(dtype)
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # cuDNN wants the new weights in one piece
 
 
 def _master_copies(optimizer: Optimizer) -> list[tuple[Tensor, nn.Parameter]]:
     pairs: list[tuple[Tensor, nn.Parameter]] = []
     for group in optimizer.param_groups:
         originals: list[nn.Parameter] = group["params"]
-        copies = [nn.Parameter(p.detach().to(torch.float32, copy=True)) for p in originals]
+        copies = [nn.Parameter(p.detach().to(torch.float32, copy=True), p.requires_grad) for p in originals]
         pairs += zip(copies, originals, strict=True)
         group["params"] = copies
     return pairs
+
+
+def _zero_both(zero_copies: Callable[[bool], None], originals: list[nn.Parameter], set_to_none: bool = True) -> None:
+    zero_copies(set_to_none)
+    for parameter in originals:
+        if set_to_none:
+            parameter.grad = None
+        elif parameter.grad is not None:
+            parameter.grad.zero_()
 
 
 @torch.no_grad()

@@ -81,7 +81,7 @@ class Callbacks:
             warnings.warn(
                 "PyTorchCallback.on_checkpoint_end is deprecated; override on_checkpoint_write_end.",
                 DeprecationWarning,
-                stacklevel=2,
+                stacklevel=4,  # where the program calls fit()
             )
 
     def run(self, hook: str, *args: Any) -> None:

@@ -7,7 +7,7 @@ import io
 import json
 import pathlib
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,18 @@ STATE_FILE = "state_dict.pth"
 LOAD_FILE = "load_data.json"
 CODE_FOLDER = "code"
 FORMAT = "resolute-1"
+
+# What torch raises for files that are damaged, or that hold more than data.
+_UNREADABLE = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OSError,
+)
 
 
 def snapshot(context: PyTorchTrialContext) -> dict[str, Any]:
@@ -40,15 +52,16 @@ def snapshot(context: PyTorchTrialContext) -> dict[str, Any]:
 
 def restore(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
     """Put everything wrapped into a saved state; random numbers are left to `restore_rng`."""
-    parts = {
-        "models_state_dict": [_ModelLoader(model) for model in context.models],
-        "optimizers_state_dict": context.optimizers,
-        "lr_schedulers_state_dict": context.lr_schedulers,
-    }
-    for key, owners in parts.items():
-        _load_each(key, owners, state)
+    restore_models(context, state)
+    _load_each("optimizers_state_dict", context.optimizers, state)
+    _load_each("lr_schedulers_state_dict", context.lr_schedulers, state)
     context.precision.load_state_dict(state)
     _restore_gradients(context, state.get("gradients", {}))
+
+
+def restore_models(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
+    """Put saved weights into the models."""
+    _load_each("models_state_dict", [_ModelLoader(model) for model in context.models], state)
 
 
 def restore_rng(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
@@ -116,30 +129,38 @@ def _restore_gradients(context: PyTorchTrialContext, saved: Mapping[str, torch.T
 def write(folder: pathlib.Path, state: dict[str, Any], description: dict[str, Any]) -> None:
     """Write the state and the description of its program into a folder."""
     path = folder / STATE_FILE
-    torch.save(_portable(state), path)
-    if unsafe := torch.serialization.get_unsafe_globals_in_checkpoint(path):
+    if fault := _fault(state, path):
+        places = ", ".join(sorted(_unsafe_places(state, "")))
         raise errors.InvalidExperimentException(
-            f"The checkpoint would hold objects of {', '.join(unsafe)} under {_where(state)}; only plain values, "
-            "containers, arrays and tensors can be loaded safely. Convert them in state_dict() or "
-            "on_checkpoint_save_start()."
+            f"The checkpoint would hold, under {places}, what cannot be loaded safely: {fault}. Only plain values, "
+            "containers, arrays and tensors can. Convert the rest in state_dict() or on_checkpoint_save_start()."
         )
     (folder / LOAD_FILE).write_text(json.dumps(description, default=str))
 
 
-def read(folder: pathlib.Path) -> dict[str, Any]:
-    """Return the state in a checkpoint's folder, also of one that Determined wrote."""
+def read(folder: pathlib.Path, **options: Any) -> dict[str, Any]:
+    """Return the state in a checkpoint's folder, also of one that Determined wrote.
+
+    `options` are those of `torch.load`; without them, tensors are loaded to the CPU, and nothing but data.
+    """
     path = folder / STATE_FILE
     if not path.is_file():
         raise errors.InvalidCheckpointException(
             f"{folder} is not a whole checkpoint of a PyTorchTrial: it has no {STATE_FILE}."
         )
+    is_legacy = _legacy.is_legacy(folder)
+    load = _legacy.load_state if is_legacy else torch.load
+    loading: dict[str, Any] = {"map_location": "cpu", "weights_only": True} | options
     try:
-        if _legacy.is_legacy(folder):
-            state = _legacy.load_state(path, map_location="cpu")
-            return state | {"loop": {"progress": _legacy.load_progress(folder)}}
-        return dict(_restored(torch.load(path, map_location="cpu", weights_only=True)))
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+        state = _restored(load(path, **loading))
+    except _UNREADABLE as error:
         raise errors.InvalidCheckpointException(f"{path} cannot be read: {error}") from error
+    if not isinstance(state, dict) or "models_state_dict" not in state:
+        raise errors.InvalidCheckpointException(
+            f"{path} holds a {type(state).__name__}, not the state of a PyTorchTrial, which is a dict with "
+            "models_state_dict; pass a checkpoint that fit() saved."
+        )
+    return state | {"loop": {"progress": _legacy.load_progress(folder)}} if is_legacy else state
 
 
 def metadata(steps_completed: int) -> dict[str, Any]:
@@ -169,7 +190,8 @@ _ARRAY = "__ndarray__"
 def _portable(value: Any) -> Any:
     """Return the structure with NumPy arrays and numbers in a form that `weights_only` loading admits."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        return {_ARRAY: torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape)}
+        native = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
+        return {_ARRAY: torch.from_numpy(native).reshape(value.shape)}
     if isinstance(value, np.generic):
         return value.item()
     if type(value) in (dict, list, tuple):
@@ -188,17 +210,25 @@ def _restored(value: Any) -> Any:
 
 def _mapped(function: Any, value: Any) -> Any:
     if type(value) is dict:
-        return {key: function(one) for key, one in value.items()}
+        return {function(key): function(one) for key, one in value.items()}
     return type(value)(function(one) for one in value)
 
 
-def _where(state: Mapping[str, Any]) -> str:
-    """Name the entries of a state that cannot be loaded safely."""
-    return ", ".join(sorted(key for key, value in state.items() if not _is_safe(value)))
+def _fault(value: Any, target: pathlib.Path | io.BytesIO) -> str | None:
+    """Save a value and say what keeps it from being loaded safely; None if nothing does."""
+    try:
+        torch.save(_portable(value), target)
+    except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
+        return str(error)
+    if isinstance(target, io.BytesIO):
+        target.seek(0)
+    return ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(target)) or None
 
 
-def _is_safe(value: Any) -> bool:
-    buffer = io.BytesIO()
-    torch.save(_portable(value), buffer)
-    buffer.seek(0)
-    return not torch.serialization.get_unsafe_globals_in_checkpoint(buffer)
+def _unsafe_places(value: Any, place: str) -> Iterator[str]:
+    """Name the innermost entries of a state that cannot be loaded safely."""
+    if _fault(value, io.BytesIO()) is None:
+        return
+    entries = value.items() if isinstance(value, dict) else ()
+    inner = [found for key, one in entries for found in _unsafe_places(one, f"{place}.{key}" if place else str(key))]
+    yield from inner or [place]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 import pathlib
 import shutil
 import subprocess
@@ -15,6 +17,7 @@ logger = logging.getLogger("determined.pytorch")
 
 LARGEST_FILE = 1 << 20
 LARGEST_TOTAL = 32 << 20
+_PACKAGES = ("site-packages", "dist-packages")
 
 
 class Program(NamedTuple):
@@ -44,10 +47,12 @@ def program_of(trial_class: type) -> Program:
 def program_files(root: pathlib.Path, left_out: Iterable[pathlib.Path]) -> list[pathlib.Path]:
     """Return the program's own files below its import root, as relative paths.
 
-    Those that git tracks and the modules imported from there; never what is in `left_out`, in a virtual
-    environment or too large.
+    Those that git tracks and the modules imported from there; never what is in `left_out`, in an installation
+    of Python or too large.
     """
-    banned = [folder.resolve() for folder in left_out]
+    installed = map(pathlib.Path, (sys.prefix, sys.base_prefix))
+    # What holds the program itself cannot be meant.
+    banned = [folder.resolve() for folder in (*left_out, *installed) if not root.is_relative_to(folder.resolve())]
     found = _tracked(root) | _imported(root)
     files = sorted(path for path in found if _belongs(root / path, root, banned))
     kept = [path for path in files if (root / path).stat().st_size <= LARGEST_FILE]
@@ -66,7 +71,10 @@ def copy_program(root: pathlib.Path, files: Iterable[pathlib.Path], target: path
     """Copy the files into a folder, keeping their places."""
     for path in files:
         (target / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(root / path, target / path)
+        try:
+            shutil.copyfile(root / path, target / path)
+        except (FileNotFoundError, PermissionError) as error:  # no reason to lose the training
+            logger.warning("The checkpoint leaves out %s of the program: %s.", path, error)
 
 
 def _tracked(root: pathlib.Path) -> set[pathlib.Path]:
@@ -80,15 +88,22 @@ def _tracked(root: pathlib.Path) -> set[pathlib.Path]:
 
 def _imported(root: pathlib.Path) -> set[pathlib.Path]:
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    paths = (pathlib.Path(file).resolve() for file in files if file)
-    return {path.relative_to(root) for path in paths if path.suffix == ".py" and path.is_relative_to(root)}
+    # Some thousand modules share few folders, and most of those are elsewhere: told before paths are made.
+    real = functools.cache(os.path.realpath)
+    places = {(real(os.path.dirname(file)), os.path.basename(file)) for file in files if file and file.endswith(".py")}
+    below = (pathlib.Path(folder, name) for folder, name in places if folder.startswith(str(root)))
+    return {path.relative_to(root) for path in below if path.is_relative_to(root)}
 
 
 def _belongs(path: pathlib.Path, root: pathlib.Path, banned: list[pathlib.Path]) -> bool:
     if not path.is_file() or path.is_symlink():
         return False
-    folders = [folder for folder in path.parents if folder.is_relative_to(root)]
-    return not any(folder in banned or (folder / "pyvenv.cfg").exists() for folder in folders)
+    folders = [folder for folder in path.parents if folder != root and folder.is_relative_to(root)]
+    return not any(folder in banned or _is_environment(folder) for folder in folders)
+
+
+def _is_environment(folder: pathlib.Path) -> bool:
+    return folder.name in _PACKAGES or any((folder / mark).exists() for mark in ("pyvenv.cfg", "conda-meta"))
 
 
 def _within_total(root: pathlib.Path, files: list[pathlib.Path]) -> list[pathlib.Path]:
@@ -106,4 +121,4 @@ def _within_total(root: pathlib.Path, files: list[pathlib.Path]) -> list[pathlib
 
 def _is_installed(root: pathlib.Path) -> bool:
     places = {pathlib.Path(path).resolve() for path in sysconfig.get_paths().values()}
-    return root in places or root.name in ("site-packages", "dist-packages")
+    return root in places or root.name in _PACKAGES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -199,7 +199,8 @@ class PyTorchTrialContext(TrialContext):
         create_graph: bool = False,
     ) -> None:
         """Compute gradients of the loss, as `loss.backward()` does, scaled where the precision needs it."""
-        self._gradients.precision.scale(loss).backward(gradient, retain_graph, create_graph)  # type: ignore[no-untyped-call]  # of torch
+        keep = retain_graph or create_graph  # a graph of gradients goes through that of the loss
+        self._gradients.precision.scale(loss).backward(gradient, keep, create_graph)  # type: ignore[no-untyped-call]  # of torch
 
     def step_optimizer(
         self,
@@ -218,6 +219,12 @@ class PyTorchTrialContext(TrialContext):
     def to_device(self, data: Any) -> Any:
         """Return nested data with its tensors on the device of this process."""
         return _structure.to_device(data, self.device, self._warned_types)
+
+    def batch_mover(self) -> Callable[[Any], Any]:
+        """Return what takes a batch from the loader to where the trial wants it."""
+        if not self.experimental.auto_to_device:
+            return lambda batch: batch
+        return _structure.mover(self.device, self._warned_types)
 
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
         """Profile the run with `torch.profiler.profile(*args, **kwargs)`; traces go to the TensorBoard folder."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,7 @@ class DataLoader:
         skip: int = 0,
         num_replicas: int = 1,
         rank: int = 0,
+        *,
         seed: int | None = None,
     ) -> TorchDataLoader[Any]:
         """Return the torch loader of one rank: repeated, then sharded by batch, then begun after `skip` batches.
@@ -90,17 +91,12 @@ class DataLoader:
         `seed` decides the order of a shuffled epoch; without it, torch's own seed does.
         """
         _check_position(skip, num_replicas, rank)
+        if seed is None or self._options["generator"] is not None:
+            seed = self._own_seed()
         if self.is_iterable:
-            return self._plain
-        generator = self._options["generator"]
-        if seed is None or generator is not None:
-            seed = (generator or torch.default_generator).initial_seed()
-        options = self._options | {"generator": _worker_generator(seed)}
-        return TorchDataLoader(
-            self._keyed_dataset(seed),
-            batch_sampler=self._batches(repeat, skip, num_replicas, rank, seed),
-            **options,
-        )
+            options = self._options | {"generator": _worker_generator(seed)}
+            return TorchDataLoader(self.dataset, self.batch_size, drop_last=self.drop_last, **options)
+        return self._torch_loader(seed, repeat=repeat, skip=skip, num_replicas=num_replicas, rank=rank)
 
     @property
     def is_iterable(self) -> bool:
@@ -109,16 +105,22 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over one pass; a shuffled loader gives every pass another order."""
-        self._passes += 1
         if self.is_iterable:
             return iter(self._plain)
-        seed = _rng.derive(torch.initial_seed(), self._passes)
-        return iter(self.get_data_loader(seed=seed))
+        epoch, self._passes = self._passes, self._passes + 1
+        return iter(self._torch_loader(self._own_seed(), repeat=False, skip=0, num_replicas=1, rank=0, epoch=epoch))
 
     def __len__(self) -> int:
         return len(self._plain)
 
-    def _batches(self, repeat: bool, skip: int, num_replicas: int, rank: int, seed: int) -> Any:
+    def _own_seed(self) -> int:
+        return int((self._options["generator"] or torch.default_generator).initial_seed())
+
+    def _torch_loader(self, seed: int, **position: Any) -> TorchDataLoader[Any]:
+        options = self._options | {"generator": _worker_generator(seed)}
+        return TorchDataLoader(self._keyed_dataset(seed), batch_sampler=self._batches(seed, **position), **options)
+
+    def _batches(self, seed: int, *, repeat: bool, skip: int, num_replicas: int, rank: int, epoch: int = 0) -> Any:
         given = self._batch_sampler if self._batch_sampler is not None else self._sampler
         if given is not None and not isinstance(given, Sized):
             unsized = self._batch_sampler or BatchSampler(self._sampler, self.batch_size or 1, self.drop_last)
@@ -137,10 +139,39 @@ class DataLoader:
                 f"The training data loader has no batches: batch_size is "
                 f"{self.batch_size} and drop_last is {self.drop_last}. Give it more data or a smaller batch size."
             )
-        return OrderedBatches(order, repeat=repeat, skip=skip, num_replicas=num_replicas, rank=rank)
+        return OrderedBatches(
+            order,
+            repeat=repeat,
+            skip=skip,
+            num_replicas=num_replicas,
+            rank=rank,
+            epoch=epoch,
+            keyed=self._options["num_workers"] > 0,
+        )
 
     def _keyed_dataset(self, seed: int) -> Any:
         return KeyedDataset(self.dataset, seed) if self._options["num_workers"] else self.dataset
+
+
+def batches_of(loader: Any) -> Iterator[Any]:
+    """Iterate over a loader; without workers or pinned memory, by the shortest way from indices to a batch.
+
+    It does what torch's iterator does for such loaders, without the bookkeeping, which takes longer than a small
+    batch.
+    """
+    direct = type(loader) is TorchDataLoader and isinstance(loader.batch_sampler, OrderedBatches)
+    if direct and loader.num_workers == 0 and not loader.pin_memory:
+        return _collated(loader.dataset, loader.batch_sampler, loader.collate_fn)
+    return iter(loader)
+
+
+def _collated(dataset: Any, batches: Iterable[list[Any]], collate: Callable[[Any], Any]) -> Iterator[Any]:
+    if callable(fetch := getattr(dataset, "__getitems__", None)):
+        for indices in batches:
+            yield collate(fetch(indices))
+    else:
+        for indices in batches:
+            yield collate([dataset[i] for i in indices])
 
 
 class KeyedDataset(Dataset[Any]):

@@ -34,9 +34,9 @@ def numpy_types() -> list[Any]:
 
 
 def load_state(path: pathlib.Path, **options: Any) -> dict[str, Any]:
-    """Return the contents of `state_dict.pth`."""
+    """Return the contents of `state_dict.pth`, read by `torch.load` with these options."""
     with torch.serialization.safe_globals(numpy_types()):
-        state: dict[str, Any] = torch.load(path, weights_only=True, **options)
+        state: dict[str, Any] = torch.load(path, **options)
     return state
 
 

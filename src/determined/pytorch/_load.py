@@ -10,11 +10,9 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from determined import core, errors
 from determined._import import import_from_path
-from determined.pytorch import _checkpoint, _legacy
+from determined.pytorch import _checkpoint
 from determined.pytorch._backend import SingleProcess
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._trial import PyTorchTrial
@@ -54,13 +52,13 @@ def load_trial_from_checkpoint_path(
         )
     description = _description(folder)
     context = CheckpointLoadContext(description.get("hparams"), description.get("experiment_config"))
-    options = {"map_location": "cpu"} | kwargs | (torch_load_kwargs or {})
+    options = kwargs | (torch_load_kwargs or {})
     if trial_class is not None:
         trial = trial_class(context, **(trial_kwargs or {}))
     else:
         with import_from_path(_code_folder(folder)):
             trial = _trial_class(folder, description)(context, **(trial_kwargs or {}))
-    _load_weights(context, _state(folder, options))
+    _checkpoint.restore_models(context, _checkpoint.read(folder, **options))
     return trial
 
 
@@ -117,22 +115,3 @@ def _trial_class(folder: pathlib.Path, description: Mapping[str, Any]) -> type[P
             f"{spec!r} in {folder} is not a PyTorchTrial; pass trial_class=YourTrial."
         )
     return found
-
-
-def _state(folder: pathlib.Path, options: dict[str, Any]) -> dict[str, Any]:
-    if set(options) == {"map_location"} and options["map_location"] == "cpu":
-        return _checkpoint.read(folder)
-    path = folder / _checkpoint.STATE_FILE
-    with torch.serialization.safe_globals(_legacy.numpy_types()):
-        state: dict[str, Any] = torch.load(path, **options)
-    return state
-
-
-def _load_weights(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
-    saved = state.get("models_state_dict", [])
-    if len(saved) != len(context.models):
-        raise errors.InvalidCheckpointException(
-            f"The checkpoint holds the weights of {len(saved)} models, but the trial wraps {len(context.models)}."
-        )
-    for model, weights in zip(context.models, saved, strict=True):
-        model.load_state_dict(_checkpoint.without_prefix(weights))

@@ -71,7 +71,8 @@ class Loop:
 
     def train_until(self, end: int) -> None:
         """Train up to a number of batches, within one epoch, or until asked to stop."""
-        progress, add, stopping, after_batch = self.progress, self.window.add, self.stopping, self.after_batch
+        progress, add, after_batch = self.progress, self.window.add, self.after_batch
+        context, preempt = self.context, self.services.preempt
         self.timings.look(progress.batches_trained)
         fetch = self.timings.timed("data_fetch", self.fetch)
         to_device = self.timings.timed("to_device", self.to_device)
@@ -85,7 +86,7 @@ class Loop:
             for step in after_batch:
                 step()
             progress.batches_trained += 1
-            if stopping():
+            if context.stop_requested or preempt.signum is not None:
                 break
         self.display.trained(batch, progress.batches_trained - begin)
         if self.clock.is_epoch_start:
@@ -96,7 +97,6 @@ class Loop:
         """Report the metrics of the window that ends here."""
         batches = self.window.take()
         metrics = averages(batches) | self.context.reduce_metrics(for_training=True)
-        self.context.reset_reducers()
         self.stamp(metrics)
         done = self.progress.batches_trained
         self.services.steps_completed = done
@@ -106,7 +106,8 @@ class Loop:
             self.services.train.report_metrics("timing", done, times)
         self.display.reported(metrics)
         if self.callbacks.wants("on_training_workload_end"):
-            self.callbacks.run("on_training_workload_end", dict(metrics), [dict(batch) for batch in batches])
+            self.callbacks.run("on_training_workload_end", dict(metrics), list(batches))
+        self.context.reset_reducers()
 
     def perform(self, action: TrainBoundaryType) -> None:
         """Do what is due."""
@@ -125,6 +126,7 @@ class Loop:
         self.services.train.report_validation_metrics(self.progress.batches_trained, metrics)
         self.display.validated(metrics)
         self.callbacks.run("on_validation_end", dict(metrics))
+        self.context.reset_reducers()
         if worth_saving:
             self.save_if_stale()
 
@@ -147,7 +149,7 @@ class Loop:
 
     def stopping(self) -> bool:
         """Say whether the program or a signal asks to stop."""
-        return self.context.get_stop_requested() or self.services.preempt.signum is not None
+        return self.context.stop_requested or self.services.preempt.signum is not None
 
     def raise_if_stopping(self) -> None:
         """Leave the loop if asked to stop."""

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 from typing import Any
 
+from determined import errors
 from determined.pytorch._progress import Clock
 
 
@@ -88,4 +89,10 @@ class AutoStep:
 
 def auto_steps(schedulers: list[LRScheduler], clock: Clock, aggregation: int) -> list[AutoStep]:
     """Return the steppers of all schedulers that the loop steps."""
+    for scheduler in schedulers:
+        if scheduler.step_mode is Mode.STEP_EVERY_EPOCH and not clock.has_epochs:
+            raise errors.InvalidExperimentException(
+                "A scheduler has the mode STEP_EVERY_EPOCH, but the training data has no length, so that no epoch "
+                "ends; wrap it with LRScheduler.StepMode.STEP_EVERY_BATCH and a frequency."
+            )
     return [AutoStep(s, clock, aggregation) for s in schedulers if s.step_mode is not Mode.MANUAL_STEP]

@@ -11,41 +11,57 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from determined.core._columns import MISSING, BatchColumns
 from determined.pytorch._reducer import mean
 
 
 class MetricWindow:
-    """The metrics of the batches since the last report.
+    """The metrics of the batches since the last report, a column for each name.
 
     On a GPU nothing is read before `take`, so that the host never waits between reports.
     """
 
     def __init__(self) -> None:
-        self._batches: list[dict[str, Any]] = []
+        self._columns: dict[str, list[Any]] = {}
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return self._count
 
     def add(self, metrics: Any) -> None:
         """Keep what `train_batch` returned."""
         if type(metrics) is not dict:
             metrics = _as_dict(metrics)
-        self._batches.append({name: hold(value) for name, value in metrics.items()})
+        columns = self._columns
+        if metrics.keys() != columns.keys():
+            self._match(metrics)
+        for name, value in metrics.items():
+            columns[name].append(hold(value))
+        self._count += 1
 
-    def take(self) -> list[dict[str, Any]]:
+    def take(self) -> BatchColumns:
         """Return the metrics of each batch as numbers and arrays, and begin anew."""
-        batches, self._batches = self._batches, []
-        return read(batches)
+        batches = BatchColumns(_read(self._columns), self._count)
+        self._columns, self._count = {}, 0
+        return batches
+
+    def _match(self, metrics: Mapping[str, Any]) -> None:
+        """Make columns for new names, and mark those that this batch does not have."""
+        for name in metrics:
+            self._columns.setdefault(name, [MISSING] * self._count)
+        for name, column in self._columns.items():
+            if name not in metrics:
+                column.append(MISSING)
 
 
 def hold(value: Any) -> Any:
-    """Return a metric so that nothing done later to the graph or the tensor changes it."""
+    """Return a metric so that nothing done later to the graph, the tensor or the array changes it."""
     if isinstance(value, Tensor):
         if value.is_cpu:
             return value.item() if value.numel() == 1 else value.detach().clone()
         # A tensor that was written in place before may be so again.
         return _Held(value.detach() if value._version == 0 else value.detach().clone())
-    return value
+    return value.copy() if type(value) is np.ndarray else value
 
 
 class _Held:
@@ -58,34 +74,43 @@ class _Held:
         self.version = tensor._version
 
 
-def read(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return batches of held metrics as numbers and arrays, moved from the device in one transfer."""
-    places = [(batch, name) for batch in batches for name, value in batch.items() if type(value) is _Held]
-    if places:
-        _read_device(places)
-    for batch in batches:
-        for name, value in batch.items():
-            if not isinstance(value, (float, int)):
-                batch[name] = _plain(value)
-    return batches
+def _read(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return columns of held metrics as numbers and arrays, moved from the device in one transfer."""
+    held = [(column, i) for column in columns.values() for i, value in enumerate(column) if type(value) is _Held]
+    if held:
+        _warn_of_changes(columns)
+        _read_device(held)
+    return {name: _plain_column(column) for name, column in columns.items()}
 
 
-def _read_device(places: list[tuple[dict[str, Any], str]]) -> None:
-    held = [batch[name] for batch, name in places]
-    changed = {name for (_, name), h in zip(places, held, strict=True) if h.tensor._version != h.version}
-    for name in sorted(changed):
-        warnings.warn(
-            f"The metric {name!r} was changed in place after it was returned, so some of its reported values are "
-            "those of a later batch; return a copy, such as value.clone().",
-            stacklevel=2,
-        )
-    flat = torch.cat([h.tensor.reshape(-1).double() for h in held]).cpu()
+def _warn_of_changes(columns: Mapping[str, list[Any]]) -> None:
+    for name, column in columns.items():
+        if any(type(value) is _Held and value.tensor._version != value.version for value in column):
+            warnings.warn(
+                f"The metric {name!r} was changed in place after it was returned, so some of its reported values are "
+                "those of a later batch; return a copy, such as value.clone().",
+                stacklevel=2,
+            )
+
+
+def _read_device(places: list[tuple[list[Any], int]]) -> None:
+    """Replace held tensors by their values, all in one transfer."""
+    tensors = [column[i].tensor for column, i in places]
+    if len({tensor.dtype for tensor in tensors}) > 1:  # counts must not be rounded to the format of a loss
+        tensors = [tensor.double() for tensor in tensors]
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).double().cpu()
     start = 0
-    for (batch, name), h in zip(places, held, strict=True):
-        end = start + h.tensor.numel()
+    for (column, i), tensor in zip(places, tensors, strict=True):
+        end = start + tensor.numel()
         part = flat[start:end]
-        batch[name] = part.item() if h.tensor.numel() == 1 else part.reshape(h.tensor.shape).numpy()
+        column[i] = part.item() if tensor.numel() == 1 else part.reshape(tensor.shape).numpy()
         start = end
+
+
+def _plain_column(column: list[Any]) -> list[Any]:
+    if all(type(value) is float for value in column):
+        return column
+    return [_plain(value) for value in column]
 
 
 def _plain(value: Any) -> Any:
@@ -106,18 +131,15 @@ def _as_dict(metrics: Any) -> dict[str, Any]:
     )
 
 
-def averages(batches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def averages(batches: BatchColumns) -> dict[str, Any]:
     """Return the mean of every metric over the batches that have it."""
-    columns: dict[str, list[Any]] = {}
-    for batch in batches:
-        for name, value in batch.items():
-            columns.setdefault(name, []).append(value)
-    return {name: _average(name, values) for name, values in columns.items()}
+    return {name: _average(name, values) for name, values in batches.columns.items()}
 
 
-def _average(name: str, values: list[Any]) -> Any:
-    if all(type(value) is float for value in values):
-        return mean(values)
+def _average(name: str, column: Sequence[Any]) -> Any:
+    if all(type(value) is float for value in column):
+        return mean(column)
+    values = [value for value in column if value is not MISSING]
     for value in values:
         if not isinstance(value, (Real, np.ndarray)):
             raise TypeError(

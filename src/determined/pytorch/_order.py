@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,7 +31,7 @@ class Order(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batches(self, epoch: int, start: int, step: int) -> Iterator[Iterable[Any]]:
+    def batches(self, epoch: int, start: int, step: int) -> Iterator[list[Any]]:
         """Yield every `step`-th batch of an epoch from batch `start` on."""
         ...
 
@@ -47,10 +48,10 @@ class ComputedOrder:
     def __len__(self) -> int:
         return self._length
 
-    def batches(self, epoch: int, start: int, step: int) -> Iterator[Iterable[Any]]:
+    def batches(self, epoch: int, start: int, step: int) -> Iterator[list[Any]]:
         """Yield every `step`-th batch of an epoch from batch `start` on."""
         if self._seed is None:
-            indices: Any = range(self._size)
+            indices = list(range(self._size))
         else:
             shuffle = np.random.Generator(np.random.PCG64(_rng.derive(self._seed, epoch)))
             indices = shuffle.permutation(self._size).tolist()
@@ -65,27 +66,43 @@ class SamplerOrder:
     def __init__(self, batch_sampler: SizedIterable, seed: int) -> None:
         self._batch_sampler = batch_sampler
         self._seed = seed
-        self._reseed = [_reseeding(part) for part in _parts(batch_sampler)]
         self._length = len(batch_sampler)
 
     def __len__(self) -> int:
         return self._length
 
-    def batches(self, epoch: int, start: int, step: int) -> Iterator[Iterable[Any]]:
+    def batches(self, epoch: int, start: int, step: int) -> Iterator[list[Any]]:
         """Yield every `step`-th batch of an epoch from batch `start` on."""
-        for reseed in self._reseed:
-            reseed(epoch)
-        with _rng.seeded(_rng.derive(self._seed, epoch)):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_rng.seeded(_rng.derive(self._seed, epoch)))
+            for part in _parts(self._batch_sampler):
+                stack.enter_context(in_epoch(part, epoch))
             # All at once: later draws of the sampler must not mix with those of the training.
             batches = list(itertools.islice(self._batch_sampler, self._length))
         yield from batches[start::step]
 
 
 class OrderedBatches(Sampler[list[Any]]):
-    """A batch sampler over an order: repeated, sharded by batch, and begun after `skip` of its batches."""
+    """A batch sampler over an order: repeated, sharded by batch, and begun after `skip` of its batches.
 
-    def __init__(self, order: Order, *, repeat: bool, skip: int, num_replicas: int, rank: int) -> None:
+    With `keyed` the batches carry the key by which loader workers seed themselves. Without `repeat` it gives
+    one epoch, that of number `epoch`.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        *,
+        repeat: bool,
+        skip: int,
+        num_replicas: int,
+        rank: int,
+        epoch: int = 0,
+        keyed: bool = True,
+    ) -> None:
         self._order = order
+        self._keyed = keyed
+        self._epoch = epoch
         self._repeat = repeat
         self._first = rank + skip * num_replicas
         self._stride = num_replicas
@@ -96,10 +113,14 @@ class OrderedBatches(Sampler[list[Any]]):
 
     def __iter__(self) -> Iterator[list[Any]]:
         length = len(self._order)
-        epoch, start = divmod(self._first, length) if self._repeat else (0, self._first)
+        epoch, start = divmod(self._first, length) if self._repeat else (self._epoch, self._first)
         while True:
-            for number, indices in enumerate(self._order.batches(epoch, start, self._stride)):
-                yield BatchKey(indices, (epoch, start + number * self._stride))
+            batches = self._order.batches(epoch, start, self._stride)
+            if self._keyed:
+                for number, indices in enumerate(batches):
+                    yield BatchKey(indices, (epoch, start + number * self._stride))
+            else:
+                yield from batches
             if not self._repeat:
                 return
             # Where the stride lands in the next epoch.
@@ -114,15 +135,21 @@ def _parts(sampler: Any) -> Iterator[Any]:
         sampler = getattr(sampler, "sampler", None) or getattr(sampler, "batch_sampler", None)
 
 
-def _reseeding(sampler: Any) -> Callable[[int], object]:
-    """Return a function that makes a sampler's own randomness that of an epoch."""
+@contextlib.contextmanager
+def in_epoch(sampler: Any, epoch: int) -> Iterator[None]:
+    """Make the own randomness of a sampler or loader that of an epoch; its generator is left as it was."""
     generator = getattr(sampler, "generator", None)
-    if isinstance(generator, torch.Generator):
-        seed = generator.initial_seed()
-        return lambda epoch: generator.manual_seed(_rng.derive(seed, epoch))
-    if callable(set_epoch := getattr(sampler, "set_epoch", None)):
-        return lambda epoch: set_epoch(epoch)
-    return lambda epoch: None
+    if not isinstance(generator, torch.Generator):
+        if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+            set_epoch(epoch)
+        yield
+        return
+    before = generator.get_state()
+    generator.manual_seed(_rng.derive(generator.initial_seed(), epoch))
+    try:
+        yield
+    finally:
+        generator.set_state(before)
 
 
 def order_of(

@@ -18,7 +18,7 @@ class TrainUnit:
     """
 
     def __init__(self, value: int | Container[int], *more: int) -> None:
-        given: Any = (value, *more) if more else value
+        given: Any = [value, *more] if more else value
         _check_value(type(self).__name__, given)
         self.value: int | Container[int] = given
 
@@ -42,7 +42,8 @@ class TrainUnit:
         return type(self) is type(other) and self.value == other.value
 
     def __hash__(self) -> int:
-        return hash((type(self), self.value if isinstance(self.value, int) else id(self.value)))
+        # Schedules may be lists: those that are equal must hash alike, so all of a kind do.
+        return hash((type(self), self.value if isinstance(self.value, int) else None))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.value!r})"

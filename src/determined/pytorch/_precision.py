@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 EditGradients = Callable[[list[nn.Parameter]], object]
+
+HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 class Scaler(Protocol):
@@ -108,6 +110,8 @@ class Scaled(Precision):
                 self.after_batch()
             self._stepped.add(id(optimizer))
             scaler = self._scaler
+            # A step that the scaler leaves out is no reason for torch to warn of schedulers that go first.
+            optimizer.__dict__["_opt_called"] = True
         super().step(optimizer, edit, scaler)
 
     def after_batch(self) -> None:
@@ -157,8 +161,9 @@ class _AutocastHook:
         self._open.append(context)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> Any:
-        self._open.pop().__exit__(None, None, None)
-        return cast_floats(output, torch.float32)
+        if self._open:  # nothing is, where another hook failed before ours began
+            self._open.pop().__exit__(None, None, None)
+        return cast_floats(output, torch.float32, only=HALF_TYPES)
 
 
 class StaticScale:
@@ -199,7 +204,7 @@ class BoundedScaler(torch.amp.GradScaler):
     """A dynamic scaler whose factor stays within bounds."""
 
     def __init__(self, device_type: str, smallest: float | None, largest: float, start: float = 2.0**16) -> None:
-        super().__init__(device_type, init_scale=min(start, largest))
+        super().__init__(device_type, init_scale=max(min(start, largest), smallest or 0.0))
         self._smallest = smallest
         self._largest = largest
 
@@ -225,17 +230,18 @@ def divide_gradients(parameters: Iterable[nn.Parameter], divisor: float) -> None
         torch._foreach_div_(gradients, divisor)
 
 
-def cast_floats(data: Any, dtype: torch.dtype) -> Any:
-    """Return the structure with its floating-point tensors in another format."""
+def cast_floats(data: Any, dtype: torch.dtype, only: Sequence[torch.dtype] | None = None) -> Any:
+    """Return the structure with its floating-point tensors, or `only` those of some formats, in another format."""
     if isinstance(data, Tensor):
-        return data.to(dtype) if data.is_floating_point() else data
+        chosen = data.is_floating_point() if only is None else data.dtype in only
+        return data.to(dtype) if chosen else data
     if isinstance(data, Mapping):
-        cast = {key: cast_floats(value, dtype) for key, value in data.items()}
+        cast = {key: cast_floats(value, dtype, only) for key, value in data.items()}
         return cast if type(data) is dict else _rebuilt(data, cast)
     if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(cast_floats(value, dtype) for value in data))
+        return type(data)(*(cast_floats(value, dtype, only) for value in data))
     if isinstance(data, (list, tuple)):
-        return type(data)(cast_floats(value, dtype) for value in data)
+        return type(data)(cast_floats(value, dtype, only) for value in data)
     return data
 
 

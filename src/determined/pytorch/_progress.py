@@ -57,6 +57,11 @@ class Clock:
         """Whether the batch in training is the last of its epoch."""
         return self.epoch_of(self.batch_idx) != self.epoch_of(self.batch_idx + 1)
 
+    @property
+    def has_epochs(self) -> bool:
+        """Whether the training data has a length, so that there are epochs."""
+        return self._epoch_length is not None
+
     def epoch_of(self, batch_idx: int) -> int:
         """Return the index of the epoch that a batch belongs to; -1 for the time before the first batch."""
         if batch_idx < 0:

@@ -26,7 +26,7 @@ from determined.pytorch._saver import Saved, Saver, Stateful, find
 from determined.pytorch._stream import Stream, length_of, stream_of
 from determined.pytorch._structure import data_length
 from determined.pytorch._trial import PyTorchTrial, overrides
-from determined.pytorch._validation import Validation, mover
+from determined.pytorch._validation import Validation
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def run(trial: PyTorchTrial, context: PyTorchTrialContext, settings: FitSettings
                 progress=progress,
                 clock=clock,
                 fetch=fetch,
-                to_device=mover(context),
+                to_device=context.batch_mover(),
                 train_batch=trial.train_batch,
                 after_batch=after_batch,
                 validation=Validation(trial, context, callbacks, validation_data, most_batches),
@@ -100,7 +100,14 @@ def run(trial: PyTorchTrial, context: PyTorchTrialContext, settings: FitSettings
                 display=display,
                 validate_first=settings.step_zero_validation and progress.batches_trained == 0,
             ).run()
+            _report_rest(context, timings, progress)
         _say_where(display, context, saver.latest)
+
+
+def _report_rest(context: PyTorchTrialContext, timings: Timings, progress: Progress) -> None:
+    """Report the times of what came after the last window: the last validation and checkpoint."""
+    if times := timings.take():
+        context.services.train.report_metrics("timing", progress.batches_trained, times)
 
 
 def _policy(context: PyTorchTrialContext, settings: FitSettings) -> CheckpointPolicy:
@@ -118,8 +125,11 @@ def _find_saved(context: PyTorchTrialContext, checkpoint: str | os.PathLike[str]
     if checkpoint is None:
         return None
     saved = find(context.services, checkpoint)
-    steps = saved.state["loop"]["progress"]["batches_trained"]
-    context.services.recording.put(tracking.Continued(checkpoint=saved.uuid, steps_completed=steps))
+    loop, record = saved.state["loop"], context.services.recording.put
+    record(tracking.Continued(checkpoint=saved.uuid, steps_completed=loop["progress"]["batches_trained"]))
+    if "seed" in loop:  # the order of the data goes on by the seed that it began with
+        context.trial_seed = loop["seed"]
+        record(tracking.SeedChanged(seed=loop["seed"]))
     return saved
 
 
@@ -146,6 +156,7 @@ def _go_to_position(
         saved.state.clear()
     for model in context.models:
         model.train()
+    context.reset_reducers()
     return fetch
 
 

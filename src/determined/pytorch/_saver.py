@@ -41,14 +41,24 @@ def find(services: Context, checkpoint: str | os.PathLike[str]) -> Saved:
     path = pathlib.Path(given)
     if os.sep not in given and not path.is_dir():
         with services.checkpoint.restore_path(given) as folder:
-            return Saved(given, folder, _checkpoint.read(folder))
+            return Saved(given, folder, _resumable(folder))
     if not path.is_dir():
         found = "a file, not a folder," if path.exists() else "nothing"
         raise errors.CheckpointNotFoundException(
             f"There is {found} at latest_checkpoint={given!r}; pass the folder of a checkpoint, or an id that "
             "`det checkpoint list` shows."
         )
-    return Saved(path.name, path, _checkpoint.read(path))
+    return Saved(path.resolve().name, path, _resumable(path))
+
+
+def _resumable(folder: pathlib.Path) -> dict[str, Any]:
+    state = _checkpoint.read(folder)
+    if missing := [key for key in ("loop", "rng_state") if key not in state]:
+        raise errors.InvalidCheckpointException(
+            f"The checkpoint in {folder} lacks {' and '.join(missing)}, without which training cannot go on; its "
+            "models can be used with pytorch.load_trial_from_checkpoint_path()."
+        )
+    return state
 
 
 class Saver:
@@ -94,7 +104,6 @@ class Saver:
         for name, part in self._loop_parts.items():
             if name in loop:
                 part.load_state_dict(loop[name])
-        self._context.trial_seed = loop.get("seed", self._context.trial_seed)
         self.latest = saved.uuid
 
     def _write(self, folder: pathlib.Path, state: dict[str, Any]) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sized
 from typing import Any, Protocol
 
-from determined.pytorch._data import DataLoader
+from determined.pytorch import _rng
+from determined.pytorch._data import DataLoader, batches_of
+from determined.pytorch._order import in_epoch
 
 logger = logging.getLogger("determined.pytorch")
 
@@ -40,7 +43,7 @@ class IndexedStream:
 
     def open(self, batches_trained: int, seed: int) -> Callable[[], Any]:
         """Return the function that gets the next batch."""
-        return iter(self._make(skip=batches_trained, seed=seed)).__next__
+        return batches_of(self._make(skip=batches_trained, seed=seed)).__next__
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing: the number of batches says it all."""
@@ -62,13 +65,20 @@ class PassStream:
         self._keeper = _position_keeper(loader)
         self._restored = False
         self._in_pass = 0
+        self._passes = 0
         self.epoch_length = length_of(loader)
+        if self.epoch_length == 0:
+            raise ValueError(
+                f"The training data loader has no batches: the length of {loader!r} is 0. Give it more data or a "
+                "smaller batch size."
+            )
 
     def open(self, batches_trained: int, seed: int) -> Callable[[], Any]:
         """Go to the position and return the function that gets the next batch."""
         if batches_trained and not self._restored:
-            self._in_pass = batches_trained % self.epoch_length if self.epoch_length else batches_trained
-        batches = self._endless(iter(self._loader))
+            length = self.epoch_length
+            self._passes, self._in_pass = divmod(batches_trained, length) if length else (0, batches_trained)
+        batches = self._endless(seed)
         if not (self._keeper and self._restored):
             self._read_past(batches)
         return batches.__next__
@@ -76,21 +86,21 @@ class PassStream:
     def state_dict(self) -> dict[str, Any]:
         """Return the position within the pass, and the data's own state if it can tell it."""
         own = {"loader": self._keeper.state_dict()} if self._keeper else {}
-        return {"in_pass": self._in_pass, **own}
+        return {"passes": self._passes, "in_pass": self._in_pass, **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a position."""
         if "in_pass" not in state:
             return
-        self._in_pass = state["in_pass"]
+        self._passes, self._in_pass = state["passes"], state["in_pass"]
         self._restored = True
         if self._keeper and "loader" in state:
             self._keeper.load_state_dict(state["loader"])
 
-    def _endless(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _endless(self, seed: int) -> Iterator[Any]:
         while True:
             count = 0
-            for batch in batches:
+            for batch in self._pass(seed):
                 count += 1
                 self._in_pass += 1
                 yield batch
@@ -100,14 +110,22 @@ class PassStream:
                     "and that it starts anew whenever it is iterated."
                 )
             self._in_pass = 0
+            self._passes += 1
+
+    def _pass(self, seed: int) -> Iterator[Any]:
+        """Iterate over the loader once, in an order of seed and pass alone if torch's generators decide it."""
+        with _rng.seeded(_rng.derive(seed, self._passes)), in_epoch(self._loader, self._passes):
             batches = iter(self._loader)
+            # Samplers draw when the first batch is asked for. Data that keeps its position may be past that.
+            first = [] if self._keeper else list(itertools.islice(batches, 1))
+        return itertools.chain(first, batches)
 
     def _read_past(self, batches: Iterator[Any]) -> None:
         if behind := self._in_pass:
             logger.warning(
                 "The training data cannot tell its position, so %d batches are read again to find it; this is exact "
-                "only if every pass over the data is the same. Give the data set state_dict() and load_state_dict() "
-                "to go on at once.",
+                "only if its order depends on torch's generators alone. Give the data set state_dict() and "
+                "load_state_dict() to go on at once.",
                 behind,
             )
             self._in_pass = 0

@@ -48,7 +48,7 @@ def init(
     checkpoint), `checkpoint_storage` and `reproducibility.experiment_seed`. A managed run takes hyperparameters
     and config from its runner. With `aggregation_frequency=k`, optimizers step on every k-th batch.
     """
-    _check_init(hparams, exp_conf, aggregation_frequency)
+    _check_init(hparams, exp_conf, distributed, aggregation_frequency)
     info = get_cluster_info()
     config, values = (info.trial._config, info.trial.hparams) if info else (exp_conf, hparams)
     backend = choose_backend()
@@ -127,17 +127,21 @@ class Trainer:
         """Train to `max_length`, validating, saving and reporting on the way.
 
         Periods are `pytorch.Batch` or `pytorch.Epoch`, counted from the start of training; None means only
-        after the last batch. After a validation the policy saves a checkpoint if it is the `best` so far, for
-        `all`, or for `none`. `best` compares the searcher's metric, else `best_metric`, else the only metric or
-        the validation loss. `latest_checkpoint`, an id or a path, is where to go on from. `test_mode` trains and
+        after the last batch. After a validation the policy saves a checkpoint: `best` if it is the best so far,
+        `all` always, `none` never. `best` compares the searcher's metric, else `best_metric`, else the only metric
+        or the validation loss. `latest_checkpoint`, an id or a path, is where to go on from. `test_mode` trains and
         validates one batch and saves.
         """
         local = self._context.services.info is None
         length = _length(max_length, self._context, test_mode)
         _check_units(reporting_period, validation_period, checkpoint_period)
-        _check_fit(checkpoint_policy, test_mode and not local)
-        if latest_checkpoint is None and local:
-            latest_checkpoint = os.environ.get("DET_LATEST_CHECKPOINT") or None
+        _check_flags(
+            step_zero_validation=step_zero_validation, test_mode=test_mode, profiling_enabled=profiling_enabled
+        )
+        _check_fit(checkpoint_policy, best_metric, test_mode and not local)
+        if local:
+            # Set on the command line to continue a program as it is, so it goes before what the program says.
+            latest_checkpoint = os.environ.get("DET_LATEST_CHECKPOINT") or latest_checkpoint
         _check_checkpoint(latest_checkpoint)
         profiler = ProfilerSettings(enabled=True) if profiling_enabled else self._profiler
         settings = FitSettings(
@@ -156,10 +160,12 @@ class Trainer:
         run(self._trial, self._context, settings)
 
 
-def _check_init(hparams: Any, exp_conf: Any, aggregation_frequency: Any) -> None:
+def _check_init(hparams: Any, exp_conf: Any, distributed: Any, aggregation_frequency: Any) -> None:
     for name, value in (("hparams", hparams), ("exp_conf", exp_conf)):
         if value is not None and not isinstance(value, Mapping):
             raise TypeError(f"init({name}={value!r}): pass a dict, or leave it out.")
+    if distributed is not None and not isinstance(distributed, core.DistributedContext):
+        raise TypeError(f"init(distributed={distributed!r}): pass a core.DistributedContext, or leave it out.")
     if (
         isinstance(aggregation_frequency, bool)
         or not isinstance(aggregation_frequency, int)
@@ -244,11 +250,19 @@ def _check_units(reporting: Any, validation: Any, checkpoint: Any) -> None:
             raise TypeError(f"fit({name}={unit!r}) is not a period; pass pytorch.Batch(100) or pytorch.Epoch(1).")
 
 
-def _check_fit(checkpoint_policy: Any, managed_test_mode: bool) -> None:
+def _check_flags(**flags: Any) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"fit({name}={value!r}): pass True or False.")
+
+
+def _check_fit(checkpoint_policy: Any, best_metric: Any, managed_test_mode: bool) -> None:
     if checkpoint_policy not in POLICIES:
         raise ValueError(
             f"fit(checkpoint_policy={checkpoint_policy!r}): the policies are {', '.join(map(repr, POLICIES))}."
         )
+    if best_metric is not None and not isinstance(best_metric, str):
+        raise TypeError(f"fit(best_metric={best_metric!r}): pass the name of a validation metric, or leave it out.")
     if managed_test_mode:
         raise ValueError("fit(test_mode=True) is for local runs; leave it out where a runner started the trial.")
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from determined import errors
+from determined.core._columns import BatchColumns
 from determined.pytorch._callback import Callbacks
 from determined.pytorch._context import PyTorchTrialContext
-from determined.pytorch._metrics import hold, read
+from determined.pytorch._data import batches_of
+from determined.pytorch._metrics import MetricWindow
 from determined.pytorch._reducer import REDUCTIONS, Reducer
 from determined.pytorch._trial import PyTorchTrial, evaluate_batch_of, overrides
 
@@ -34,6 +36,8 @@ class Validation:
         self._loader = loader
         self._most_batches = most_batches
         self._by_batch = overrides(trial, "evaluate_batch")
+        if self._by_batch:
+            check_reducers(trial.evaluation_reducer())
 
     def run(self) -> dict[str, Any]:
         """Return the metrics of a validation. Models are in evaluation mode meanwhile."""
@@ -44,7 +48,6 @@ class Validation:
         with torch.no_grad():
             metrics = self._evaluate_batches() if self._by_batch else self._evaluate_all()
         metrics |= self._context.reduce_metrics(for_training=False)
-        self._context.reset_reducers()
         for model in self._context.models:
             model.train()
         return metrics
@@ -53,43 +56,37 @@ class Validation:
         metrics = self._trial.evaluate_full_dataset(self._loader)
         if not isinstance(metrics, Mapping):
             raise TypeError(f"evaluate_full_dataset() returned {metrics!r}; return a dict of metrics.")
-        return read([{name: hold(value) for name, value in metrics.items()}])[0]
+        window = MetricWindow()
+        window.add(metrics)
+        return dict(window.take()[0])
 
     def _evaluate_batches(self) -> dict[str, Any]:
         self._callbacks.run("on_validation_epoch_start")
-        outputs = self._outputs(itertools.islice(self._loader, self._most_batches))
+        outputs = self._outputs(itertools.islice(batches_of(self._loader), self._most_batches))
         if not outputs:
             raise RuntimeError(
                 "The validation data loader has no batches; check the data set, and batch_size with drop_last."
             )
-        outputs = read(outputs)
-        self._callbacks.run("on_validation_epoch_end", outputs)
+        if self._callbacks.wants("on_validation_epoch_end"):
+            self._callbacks.run("on_validation_epoch_end", list(outputs))
         return combined(outputs, self._trial.evaluation_reducer())
 
-    def _outputs(self, batches: Iterable[Any]) -> list[dict[str, Any]]:
-        evaluate, move = evaluate_batch_of(self._trial), mover(self._context)
-        outputs: list[dict[str, Any]] = []
+    def _outputs(self, batches: Iterable[Any]) -> BatchColumns:
+        evaluate, move = evaluate_batch_of(self._trial), self._context.batch_mover()
+        window = MetricWindow()
         for index, batch in enumerate(batches):
             metrics = evaluate(move(batch), index)
-            if not outputs:
+            if type(metrics) is not dict:
                 _check_output(metrics)
-                names = metrics.keys()
+            if index == 0:
+                names = frozenset(metrics)
             elif metrics.keys() != names:
                 raise ValueError(
                     f"evaluate_batch() returned the metrics {sorted(metrics)} for batch {index}, but {sorted(names)} "
                     "for the first; return the same names for every batch."
                 )
-            outputs.append({name: hold(value) for name, value in metrics.items()})
-        return outputs
-
-
-def mover(context: PyTorchTrialContext) -> Callable[[Any], Any]:
-    """Return what takes a batch to where the trial wants it."""
-    return context.to_device if context.experimental.auto_to_device else _as_is
-
-
-def _as_is(batch: Any) -> Any:
-    return batch
+            window.add(metrics)
+        return window.take()
 
 
 def _check_output(metrics: Any) -> None:
@@ -99,35 +96,39 @@ def _check_output(metrics: Any) -> None:
         )
 
 
-def combined(outputs: Sequence[Mapping[str, Any]], reducers: Reducer | Mapping[str, Reducer]) -> dict[str, Any]:
+def combined(outputs: BatchColumns, reducers: Reducer | Mapping[str, Reducer]) -> dict[str, Any]:
     """Return one value for each metric from those of all batches."""
-    names = list(outputs[0])
-    by_name = _reducer_by_name(reducers, names)
-    return {name: _combine(name, [batch[name] for batch in outputs], by_name[name]) for name in names}
+    by_name = _reducer_by_name(reducers, list(outputs.columns))
+    return {name: _combine(name, values, by_name[name]) for name, values in outputs.columns.items()}
 
 
 def _reducer_by_name(reducers: Any, names: list[str]) -> Mapping[str, Reducer]:
-    if isinstance(reducers, Mapping):
-        if set(reducers) != set(names):
-            raise errors.InvalidExperimentException(
-                f"evaluation_reducer() has reducers for {sorted(reducers)}, but evaluate_batch() returns "
-                f"{sorted(names)}; give each metric a reducer, and no other."
-            )
-        by_name = dict(reducers)
-    else:
-        by_name = dict.fromkeys(names, reducers)
+    check_reducers(reducers)
+    if not isinstance(reducers, Mapping):
+        return dict.fromkeys(names, reducers)
+    if set(reducers) != set(names):
+        raise errors.InvalidExperimentException(
+            f"evaluation_reducer() has reducers for {sorted(reducers)}, but evaluate_batch() returns "
+            f"{sorted(names)}; give each metric a reducer, and no other."
+        )
+    return reducers
+
+
+def check_reducers(reducers: Any) -> None:
+    """Refuse what `evaluation_reducer` gave unless it is a `Reducer` or a dict of them."""
+    by_name = reducers if isinstance(reducers, Mapping) else {"every metric": reducers}
     for name, reducer in by_name.items():
         if not isinstance(reducer, Reducer):
             raise errors.InvalidExperimentException(
-                f"evaluation_reducer() gives {reducer!r} for {name!r}; pass a member of pytorch.Reducer, such as "
+                f"evaluation_reducer() gives {reducer!r} for {name!r}; return a member of pytorch.Reducer, such as "
                 "Reducer.AVG. For a function, use context.wrap_reducer()."
             )
-    return by_name
 
 
-def _combine(name: str, values: list[Any], reducer: Reducer) -> Any:
+def _combine(name: str, values: Sequence[Any], reducer: Reducer) -> Any:
     try:
-        if len({np.shape(value) for value in values}) > 1:
+        plain = all(type(value) is float for value in values)
+        if not plain and len({np.shape(value) for value in values}) > 1:
             raise ValueError("its shape changes between batches")
         return REDUCTIONS[reducer](values)
     except (TypeError, ValueError) as error:

@@ -77,10 +77,12 @@ class RepeatSampler(_OverSampler[T]):
 
 
 class RepeatBatchSampler(RepeatSampler[list[T]]):
-    """The batches of `batch_sampler`, pass after pass, without an end; see `RepeatSampler`.
+    """The batches of `batch_sampler`, pass after pass, without an end.
 
-    >>> list(itertools.islice(RepeatBatchSampler([[0, 1], [2]]), 3))
-    [[0, 1], [2], [0, 1]]
+        >>> list(itertools.islice(RepeatBatchSampler([[0, 1], [2]]), 3))
+        [[0, 1], [2], [0, 1]]
+
+    See `RepeatSampler`.
     """
 
     def __init__(self, batch_sampler: Iterable[list[T]]) -> None:
@@ -109,10 +111,12 @@ class DistributedSampler(_OverSampler[T]):
 
 
 class DistributedBatchSampler(DistributedSampler[list[T]]):
-    """The batches of `batch_sampler` that belong to `rank`; see `DistributedSampler`.
+    """The batches of `batch_sampler` that belong to `rank`.
 
-    >>> list(DistributedBatchSampler([[0, 1], [2, 3], [4]], num_workers=2, rank=0))
-    [[0, 1], [4]]
+        >>> list(DistributedBatchSampler([[0, 1], [2, 3], [4]], num_workers=2, rank=0))
+        [[0, 1], [4]]
+
+    See `DistributedSampler`.
     """
 
     def __init__(self, batch_sampler: Iterable[list[T]], num_workers: int, rank: int) -> None:
@@ -140,10 +144,12 @@ class SkipSampler(_OverSampler[T]):
 
 
 class SkipBatchSampler(SkipSampler[list[T]]):
-    """The batches of `batch_sampler` without the first `skip` ones; see `SkipSampler`.
+    """The batches of `batch_sampler` without the first `skip` ones.
 
-    >>> list(SkipBatchSampler([[0, 1], [2, 3], [4]], skip=2))
-    [[4]]
+        >>> list(SkipBatchSampler([[0, 1], [2, 3], [4]], skip=2))
+        [[4]]
+
+    See `SkipSampler`.
     """
 
     def __init__(self, batch_sampler: Iterable[list[T]], skip: int) -> None:

@@ -70,7 +70,7 @@ class FolderStore:
 
 
 def _checked(checkpoint_id: str) -> str:
-    if not _ID.fullmatch(checkpoint_id) or checkpoint_id.endswith(_PARTIAL):
+    if not isinstance(checkpoint_id, str) or not _ID.fullmatch(checkpoint_id) or checkpoint_id.endswith(_PARTIAL):
         raise errors.InvalidCheckpointException(
             f"{checkpoint_id!r} is not a checkpoint id; ids are letters, digits, '-', '_' and '.', "
             "as `det checkpoint list` shows them."

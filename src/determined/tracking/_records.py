@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import sqlalchemy as sa
 
 from determined import errors
+from determined._home import home
 
 from . import _database, _schema
 from ._messages import CheckpointState, MetricReport, RunState
@@ -30,13 +31,13 @@ _checkpoints = _schema.checkpoints
 
 
 class Records:
-    """Reads the tracking database, which need not exist yet: then there are no experiments.
+    """Reads the tracking database, by default that of the home folder. It need not exist: then there is nothing in it.
 
     Holds no connection between calls, so there is nothing to close and any thread may use it.
     """
 
-    def __init__(self, url_or_path: str | pathlib.Path) -> None:
-        self._url = _database.location(url_or_path)
+    def __init__(self, url_or_path: str | pathlib.Path | None = None) -> None:
+        self._url = _database.location(url_or_path or home().database)
 
     def experiments(self, limit: int | None = None) -> list[ExperimentRecord]:
         """Return the experiments, newest first, at most `limit` of them."""

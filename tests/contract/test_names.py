@@ -1,0 +1,143 @@
+"""The public names of each package, exactly."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import determined
+from determined import pytorch
+
+NAMES: dict[str, str] = {
+    "determined": """
+        LOG_FORMAT ClusterInfo InvalidHP TrialContext TrialInfo __version__ errors get_cluster_info import_from_path
+    """,
+    "determined.core": """
+        CheckpointContext Context DistributedContext DownloadMode EarlyExitReason PreemptContext PreemptMode
+        ProfilerContext SearcherContext SearcherMode SearcherOperation TensorboardMode TrainContext Unit init
+    """,
+    "determined.pytorch": """
+        Batch CheckpointLoadContext DataLoader Epoch LRScheduler MetricReducer PyTorchCallback
+        PyTorchExperimentalContext PyTorchTrial PyTorchTrialContext Reducer ShouldExit TorchData TrainUnit Trainer
+        _ShouldExit _TrainBoundary _TrainBoundaryType _TrialState adapt_batch_sampler data_length init
+        load_trial_from_checkpoint_path samplers to_device
+    """,
+    "determined.storage": "FolderStore store_for",
+    "determined.tracking": """
+        BestValidation CheckpointDeleted CheckpointRecord CheckpointSaved CheckpointState Continued ExperimentRecord
+        Message MetadataChanged MetricReport MetricSummary ProgressChanged Recorder Records RunDescription RunProcess
+        RunState SeedChanged StateChanged StatusChanged TrialRecord encode_json
+    """,
+    "determined.tensorboard": "EventFile current set_current summary_writer",
+}
+
+SAMPLERS = (
+    "RepeatSampler",
+    "RepeatBatchSampler",
+    "DistributedSampler",
+    "DistributedBatchSampler",
+    "SkipSampler",
+    "SkipBatchSampler",
+    "ReproducibleShuffleSampler",
+    "ReproducibleShuffleBatchSampler",
+)
+
+EXCEPTIONS = (
+    "DeterminedException",
+    "InvalidExperimentException",
+    "InternalException",
+    "InvalidCheckpointException",
+    "CheckpointNotFoundException",
+    "StorageException",
+    "TrackingException",
+    "SchemaVersionException",
+    "InvalidHP",
+    "MisuseError",
+)
+
+
+@pytest.mark.parametrize("package", NAMES)
+def test_package_exports_exactly(package: str) -> None:
+    assert sorted(importlib.import_module(package).__all__) == sorted(NAMES[package].split())
+
+
+@pytest.mark.parametrize("package", NAMES)
+def test_everything_exported_is_there(package: str) -> None:
+    module = importlib.import_module(package)
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+@pytest.mark.parametrize("package", NAMES)
+def test_a_name_that_is_not_there_is_an_attribute_error(package: str) -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = importlib.import_module(package).no_such_name
+
+
+@pytest.mark.parametrize("package", NAMES)
+def test_public_classes_and_functions_are_documented(package: str) -> None:
+    module = importlib.import_module(package)
+    objects = {name: getattr(module, name) for name in module.__all__ if not name.startswith("_")}
+    documented = {name: inspect.getdoc(value) for name, value in objects.items() if callable(value)}
+    assert [name for name, text in documented.items() if not text] == []
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samplers_are_named(name: str) -> None:
+    assert inspect.isclass(getattr(pytorch.samplers, name))
+
+
+@pytest.mark.parametrize("name", EXCEPTIONS)
+def test_exceptions_form_one_tree(name: str) -> None:
+    assert issubclass(getattr(determined.errors, name), determined.errors.DeterminedException)
+
+
+def test_old_private_name_of_the_exit_exception_is_the_same_class() -> None:
+    assert pytorch._ShouldExit is pytorch.ShouldExit
+
+
+def test_old_private_boundary_types_have_their_members() -> None:
+    assert {member.name for member in pytorch._TrainBoundaryType} == {"CHECKPOINT", "REPORT", "VALIDATE", "TRAIN"}
+
+
+def test_old_private_trial_state_counts_batches_and_epochs() -> None:
+    state = pytorch._TrialState()
+    assert (state.batches_trained, state.epochs_trained) == (0, 0)
+
+
+def test_distributed_context_is_found_at_its_old_place() -> None:
+    from determined import core
+    from determined.core._distributed import DistributedContext
+
+    assert DistributedContext is core.DistributedContext
+
+
+def test_torch_writer_is_found_at_its_old_place() -> None:
+    from determined.tensorboard.metric_writers.pytorch import TorchWriter
+
+    assert {"add_scalar", "reset", "flush"} <= set(vars(TorchWriter))
+
+
+def test_misuse_can_be_caught_as_assertion_and_as_value_error() -> None:
+    assert issubclass(determined.errors.MisuseError, (AssertionError, ValueError))
+    assert issubclass(determined.errors.MisuseError, ValueError)
+
+
+def test_invalid_hp_at_the_top_is_the_one_of_errors() -> None:
+    assert determined.InvalidHP is determined.errors.InvalidHP
+
+
+def test_log_format_formats_a_record() -> None:
+    import logging
+
+    record = logging.LogRecord("name", logging.INFO, "file", 1, "said %s", ("so",), None)
+    assert "said so" in logging.Formatter(determined.LOG_FORMAT).format(record)
+
+
+def test_importing_the_package_leaves_torch_alone() -> None:
+    program = "import sys, determined, determined.core; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import determined
+from determined import tracking
+from determined._home import home
+
+SOURCES = pathlib.Path(determined.__file__).parents[1]
+TESTS = pathlib.Path(__file__).parents[1]
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def records() -> tracking.Records:
+    """What is recorded in the home folder of the test."""
+    return tracking.Records(home().database)
+
+
+@pytest.fixture
+def only_trial(records: tracking.Records) -> Callable[[], tracking.TrialRecord]:
+    """Reads the one trial that the test has recorded."""
+
+    def read() -> tracking.TrialRecord:
+        (experiment,) = records.experiments()
+        (trial,) = records.trials(experiment.id)
+        return trial
+
+    return read
+
+
+@pytest.fixture
+def read_curves() -> Callable[[pathlib.Path], dict[str, list[tuple[int, float]]]]:
+    """Reads (step, value) of every scalar in a TensorBoard folder, with TensorBoard's own reader."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    def read(folder: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
+        curves: dict[str, list[tuple[int, float]]] = {}
+        for file in folder.glob("events.out.tfevents.*"):
+            for event in map(Event.FromString, RawEventFileLoader(str(file)).Load()):
+                for value in event.summary.value:
+                    curves.setdefault(value.tag, []).append((event.step, value.simple_value))
+        return curves
+
+    return read
+
+
+@pytest.fixture
+def managed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., determined.ClusterInfo]:
+    """Makes the test's process a managed one: a trial that a runner has recorded, with a config."""
+
+    def start(config: dict[str, Any], hparams: dict[str, Any] | None = None) -> determined.ClusterInfo:
+        run = tracking.RunDescription(
+            name="managed",
+            config=config,
+            hparams=hparams or {},
+            seed=1,
+            entrypoint="train.py",
+            torch_version=None,
+            resolute_version="0",
+            git_commit=None,
+            pid=os.getpid(),
+            process_started=0.0,
+            host="here",
+        )
+        with tracking.Recorder.start(home().database, run) as recorder:
+            trial = determined.TrialInfo(
+                trial_id=recorder.trial_id,
+                experiment_id=recorder.experiment_id,
+                trial_seed=1,
+                hparams=hparams or {},
+                _config=config,
+            )
+        info = determined.ClusterInfo(trial=trial)
+        for name, value in info.to_environment().items():
+            monkeypatch.setenv(name, value)
+        return info
+
+    return start
+
+
+@pytest.fixture
+def run_program(tmp_path: pathlib.Path) -> Run:
+    """Runs a Python program in a process of its own, with the test's home folder."""
+
+    def run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        search = os.pathsep.join([str(SOURCES), str(TESTS)])
+        return subprocess.run(
+            [sys.executable, "-W", "always", "-c", program],
+            env={**os.environ, "PYTHONPATH": search, **variables},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return run

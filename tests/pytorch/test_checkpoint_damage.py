@@ -1,0 +1,116 @@
+"""Checkpoints that are damaged, or of another program, are refused saying why."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import determined as det
+from determined import pytorch
+from saving import change_state, save, state_in, train
+from trials import LineTrial
+
+
+def test_weights_with_the_prefix_of_several_processes_load() -> None:
+    folder = save()
+    weights = state_in(folder)["models_state_dict"][0]
+    change_state(folder, models_state_dict=[{f"module.{name}": value for name, value in weights.items()}])
+    trial = train(latest_checkpoint=folder)
+    assert torch.equal(trial.model.weight, weights["weight"])
+
+
+class TwoModels(LineTrial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.wrap_model(nn.Linear(1, 1))
+
+
+class TwoOptimizers(LineTrial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+
+
+class OtherNames(LineTrial):
+    def make_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 1))
+
+
+class OtherSize(LineTrial):
+    def make_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1))
+
+
+class OtherShape(LineTrial):
+    def make_model(self) -> nn.Module:
+        return nn.Linear(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("trial_class", "message"),
+    [
+        (TwoModels, "1 entries of models_state_dict, but the trial wraps 2"),
+        (TwoOptimizers, "1 entries of optimizers_state_dict, but the trial wraps 2"),
+        (OtherNames, r"(?s)models_state_dict\[0\] .*0\.weight"),
+        (OtherSize, r"(?s)models_state_dict\[0\] .*0\.weight"),
+        (OtherShape, r"(?s)models_state_dict\[0\] .*size mismatch for weight"),
+    ],
+)
+def test_checkpoint_of_another_program_is_refused(trial_class: type[LineTrial], message: str) -> None:
+    folder = save()
+    with pytest.raises(det.errors.InvalidCheckpointException, match=message):
+        train(trial_class, latest_checkpoint=folder)
+
+
+@pytest.mark.parametrize("key", ["models_state_dict", "optimizers_state_dict", "rng_state", "loop"])
+def test_checkpoint_that_lacks_a_part_is_refused_naming_it(key: str) -> None:
+    folder = save()
+    change_state(folder, **{key: None})
+    with pytest.raises(det.errors.InvalidCheckpointException, match=key):
+        train(latest_checkpoint=folder)
+
+
+@pytest.mark.parametrize("contents", [b"", b"nonsense", b"PK\x03\x04", b"\x80\x02]q\x00."])
+def test_damaged_file_is_refused(contents: bytes) -> None:
+    folder = save()
+    (folder / "state_dict.pth").write_bytes(contents)
+    with pytest.raises(det.errors.InvalidCheckpointException, match=r"state_dict\.pth"):
+        train(latest_checkpoint=folder)
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.9, 0.99])
+def test_cut_off_file_is_refused(kept: float) -> None:
+    folder = save()
+    whole = (folder / "state_dict.pth").read_bytes()
+    (folder / "state_dict.pth").write_bytes(whole[: int(len(whole) * kept)])
+    with pytest.raises(det.errors.InvalidCheckpointException, match=r"state_dict\.pth"):
+        train(latest_checkpoint=folder)
+
+
+def test_missing_file_is_refused() -> None:
+    folder = save()
+    (folder / "state_dict.pth").unlink()
+    with pytest.raises(det.errors.InvalidCheckpointException, match=r"no state_dict\.pth"):
+        train(latest_checkpoint=folder)
+
+
+class Creating:
+    """Pickles to a call that makes a file."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return pathlib.Path.touch, (self.path,)
+
+
+def test_file_that_would_run_code_is_refused_and_runs_nothing(tmp_path: pathlib.Path) -> None:
+    folder = save()
+    change_state(folder, callbacks={"mine": Creating(tmp_path / "canary")})
+    with pytest.raises(det.errors.InvalidCheckpointException, match=r"state_dict\.pth"):
+        train(latest_checkpoint=folder)
+    assert not (tmp_path / "canary").exists()

@@ -1,0 +1,409 @@
+"""`load_trial_from_checkpoint_path`: a trial and its trained models from a folder, without a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import determined as det
+from determined import pytorch
+from saving import change_state, save, state_in
+from trials import LineTrial
+
+load = pytorch.load_trial_from_checkpoint_path
+
+
+def describe(folder: pathlib.Path, **changes: Any) -> None:
+    """Change entries of a checkpoint's load_data.json."""
+    path = folder / "load_data.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def contents(folder: pathlib.Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class WithArguments(LineTrial):
+    """Wants more than a context."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext, size: int = 0, *, name: str = "") -> None:
+        super().__init__(context)
+        self.size, self.name = size, name
+
+
+# Which class
+
+
+def test_class_is_imported_from_the_checkpoint_and_has_the_saved_weights() -> None:
+    folder = save()
+    trial = load(folder)
+    assert type(trial).__name__ == "LineTrial"
+    assert type(trial) is not LineTrial  # that of the checkpoint's code
+    assert torch.equal(trial.model.weight, state_in(folder)["models_state_dict"][0]["weight"])
+
+
+def test_path_may_be_a_str() -> None:
+    assert isinstance(load(str(save())), pytorch.PyTorchTrial)
+
+
+def test_loaded_model_can_be_used() -> None:
+    assert load(save()).evaluate_batch((torch.ones(2, 4), torch.ones(2, 1)), 0)["validation_loss"] >= 0
+
+
+def test_class_given_is_taken_with_its_arguments() -> None:
+    trial = load(save(), trial_class=WithArguments, trial_kwargs={"size": 3, "name": "x"})
+    assert type(trial) is WithArguments
+    assert (trial.size, trial.name) == (3, "x")
+
+
+def test_class_given_needs_no_code() -> None:
+    folder = save()
+    for path in (folder / "code").iterdir():
+        path.rename(folder.parent / path.name)
+    (folder / "code").rmdir()
+    assert type(load(folder, LineTrial)) is LineTrial
+
+
+def test_code_of_the_checkpoint_goes_before_that_of_this_process() -> None:
+    folder = save()
+    code = folder / "code" / "trials.py"
+    code.write_text(code.read_text() + "\n\nLineTrial.edition = 'saved'\n")
+    assert load(folder).edition == "saved"
+    assert not hasattr(LineTrial, "edition")
+
+
+def test_class_inside_a_class_is_found() -> None:
+    folder = save()
+    code = folder / "code" / "trials.py"
+    code.write_text(code.read_text() + "\n\nclass Outer:\n    class Inner(LineTrial):\n        pass\n")
+    describe(folder, trial_cls_spec="trials:Outer.Inner")
+    assert type(load(folder)).__qualname__ == "Outer.Inner"
+
+
+# Programs of their own
+
+
+TRIAL = """
+import torch
+from torch import nn
+from determined import pytorch
+from {parts} import make_model
+
+
+class Own(pytorch.PyTorchTrial):
+    def __init__(self, context):
+        self.context = context
+        self.model = context.wrap_model(make_model(context.get_hparam("width")))
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+
+    def build_training_data_loader(self):
+        return pytorch.DataLoader(torch.ones(4, 2), 2)
+
+    build_validation_data_loader = build_training_data_loader
+
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        loss = self.model(batch).mean()
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        return loss
+
+    def evaluate_batch(self, batch, batch_idx):
+        return {{"validation_loss": self.model(batch).mean()}}
+"""
+
+MAIN = """
+if __name__ == "__main__":
+    with pytorch.init(hparams={"width": 3}) as context:
+        trainer = pytorch.Trainer(Own(context), context)
+        trainer.fit(max_length=pytorch.Batch(1))
+"""
+
+PARTS = """
+from torch import nn
+
+
+def make_model(width):
+    return nn.Linear(2, width)
+"""
+
+
+def script(project: pathlib.Path) -> list[str]:
+    (project / "train.py").write_text(TRIAL.format(parts="parts") + MAIN)
+    (project / "parts.py").write_text(PARTS)
+    return ["train.py"]
+
+
+def module(project: pathlib.Path) -> list[str]:
+    (project / "model.py").write_text(TRIAL.format(parts="parts"))
+    (project / "parts.py").write_text(PARTS)
+    (project / "train.py").write_text("from determined import pytorch\nfrom model import Own\n" + MAIN)
+    return ["train.py"]
+
+
+def package(project: pathlib.Path) -> list[str]:
+    (project / "work" / "models").mkdir(parents=True)
+    for folder in ("work", "work/models"):
+        (project / folder / "__init__.py").touch()
+    (project / "work" / "models" / "train.py").write_text(TRIAL.format(parts="..parts") + MAIN)
+    (project / "work" / "parts.py").write_text(PARTS)
+    return ["-m", "work.models.train"]
+
+
+@pytest.mark.parametrize(
+    ("write", "spec"), [(script, "train:Own"), (module, "model:Own"), (package, "work.models.train:Own")]
+)
+def test_trial_of_a_program_that_ran_by_itself_loads(
+    write: Callable[[pathlib.Path], list[str]], spec: str, tmp_path: pathlib.Path
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    command = [sys.executable, *write(project)]
+    environment = os.environ | {"PYTHONPATH": str(pathlib.Path(det.__file__).parents[1])}
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "det-home" / "checkpoints").iterdir()
+    assert json.loads((folder / "load_data.json").read_text())["trial_cls_spec"] == spec
+    for path in project.rglob("*.py"):
+        path.unlink()  # the checkpoint stands by itself
+    trial = load(folder)
+    assert trial.context.get_hparam("width") == 3
+    assert torch.equal(trial.model.weight, state_in(folder)["models_state_dict"][0]["weight"])
+
+
+# Traces
+
+
+def test_loading_leaves_this_process_as_it_was() -> None:
+    folder = save()
+    paths, modules, bytecode = list(sys.path), dict(sys.modules), sys.dont_write_bytecode
+    load(folder)
+    assert sys.path == paths
+    assert sys.modules == modules
+    assert sys.dont_write_bytecode == bytecode
+
+
+def test_loading_that_fails_leaves_this_process_as_it_was() -> None:
+    folder = save()
+    (folder / "code" / "trials.py").write_text("import json\n1 / 0\n")
+    paths, modules = list(sys.path), dict(sys.modules)
+    with pytest.raises(ZeroDivisionError):
+        load(folder)
+    assert sys.path == paths
+    assert sys.modules == modules
+
+
+def test_loading_leaves_the_checkpoint_as_it_was() -> None:
+    folder = save()
+    before = contents(folder)
+    load(folder)
+    assert contents(folder) == before
+
+
+def test_modules_of_two_checkpoints_do_not_mix() -> None:
+    folders = save(), save()
+    for number, folder in enumerate(folders):
+        code = folder / "code" / "trials.py"
+        code.write_text(code.read_text() + f"\n\nLineTrial.number = {number}\n")
+    assert [load(folder).number for folder in (*folders, folders[0])] == [0, 1, 0]
+
+
+def test_folder_without_init_file_takes_the_place_of_another_such_folder(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("here", "there"):
+        (tmp_path / place / "bare_folder").mkdir(parents=True)
+        (tmp_path / place / "bare_folder" / "inside.py").write_text(f"PLACE = {place!r}\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "here"))
+    from bare_folder import inside
+
+    with det.import_from_path(tmp_path / "there"):
+        from bare_folder import inside as other
+    assert (inside.PLACE, other.PLACE) == ("here", "there")
+    assert sys.modules["bare_folder.inside"] is inside
+
+
+# What cannot be loaded
+
+
+def test_missing_folder_is_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nothing at .*absent"):
+        load(tmp_path / "absent")
+
+
+def test_file_instead_of_a_folder_is_refused() -> None:
+    with pytest.raises(det.errors.InvalidCheckpointException, match=r"a file at .*state_dict\.pth"):
+        load(save() / "state_dict.pth")
+
+
+@pytest.mark.parametrize("name", ["load_data.json", "state_dict.pth"])
+@pytest.mark.parametrize("options", [None, {"mmap": True}])
+def test_missing_file_is_refused_naming_it(name: str, options: dict[str, Any] | None) -> None:
+    folder = save()
+    (folder / name).unlink()
+    with pytest.raises(det.errors.InvalidCheckpointException, match=name):
+        load(folder, torch_load_kwargs=options)
+
+
+def test_missing_code_is_refused_with_the_way_out() -> None:
+    folder = save()
+    (folder / "code").rename(folder / "gone")
+    with pytest.raises(det.errors.InvalidCheckpointException, match="trial_class=YourTrial"):
+        load(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"trial_type": "TFKerasTrial"}', "{}"])
+def test_description_that_makes_no_sense_is_refused(text: str) -> None:
+    folder = save()
+    (folder / "load_data.json").write_text(text)
+    with pytest.raises(det.errors.InvalidCheckpointException, match=r"load_data\.json"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "os:system",
+        "subprocess:Popen",
+        "builtins:exec",
+        "..:x",
+        "../trials:LineTrial",
+        "/tmp/evil:LineTrial",
+        "trials",
+        "trials:",
+        ":LineTrial",
+        "trials:Line Trial",
+        "trials:LineTrial()",
+        "trials:nothing",
+        "no_such_module_anywhere:LineTrial",
+        "trials:line_data",
+        "trials:LineTrial.train_batch",
+        "",
+        None,
+        3,
+    ],
+)
+def test_class_that_is_no_trial_is_refused(spec: Any) -> None:
+    folder = save()
+    describe(folder, trial_cls_spec=spec)
+    with pytest.raises(det.errors.InvalidCheckpointException, match="trial_class=YourTrial"):
+        load(folder)
+
+
+class OtherNames(LineTrial):
+    def make_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 1))
+
+
+class TwoModels(LineTrial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.wrap_model(nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("trial_class", [OtherNames, TwoModels])
+def test_class_that_does_not_fit_the_weights_is_refused(trial_class: type[LineTrial]) -> None:
+    folder = save()
+    with pytest.raises(det.errors.InvalidCheckpointException, match="models_state_dict"):
+        load(folder, trial_class)
+
+
+def test_weights_with_the_prefix_of_several_processes_load() -> None:
+    folder = save()
+    weights = state_in(folder)["models_state_dict"][0]
+    change_state(folder, models_state_dict=[{f"module.{name}": value for name, value in weights.items()}])
+    assert torch.equal(load(folder).model.weight, weights["weight"])
+
+
+# Options of torch.load
+
+
+class Unusual:
+    """A class of the user's, in a checkpoint that the user trusts."""
+
+
+def test_options_reach_torch_load() -> None:
+    folder = save()
+    change_state(folder, callbacks={"mine": Unusual()})
+    with pytest.raises(det.errors.InvalidCheckpointException, match="Unusual"):
+        load(folder, LineTrial)
+    assert isinstance(load(folder, LineTrial, torch_load_kwargs={"weights_only": False}), LineTrial)
+
+
+def test_options_in_their_old_place_work_with_a_warning() -> None:
+    folder = save()
+    change_state(folder, callbacks={"mine": Unusual()})
+    with pytest.warns(DeprecationWarning, match=r"torch_load_kwargs=\{'weights_only': False\}"):
+        assert isinstance(load(folder, LineTrial, weights_only=False), LineTrial)
+
+
+# The context of a trial without a run
+
+
+def test_context_has_the_saved_hparams_and_config() -> None:
+    folder = save(hparams={"global_batch_size": 8}, exp_conf={"name": "lines"})
+    context = load(folder).context
+    assert isinstance(context, pytorch.CheckpointLoadContext)
+    assert context.get_hparams() == {"global_batch_size": 8}
+    assert context.get_per_slot_batch_size() == 8
+    assert context.get_experiment_config() == {"name": "lines"}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "get_experiment_id",
+        "get_trial_id",
+        "get_initial_batch",
+        "is_epoch_start",
+        "is_epoch_end",
+        "current_train_epoch",
+        "current_train_batch",
+        "get_tensorboard_path",
+        "get_tensorboard_writer",
+        "get_enable_tensorboard_logging",
+    ],
+)
+def test_calls_that_need_a_run_say_so(call: str) -> None:
+    with pytest.raises(det.errors.InternalException, match=r"not to train it|Trainer\.fit"):
+        getattr(pytorch.CheckpointLoadContext(), call)()
+
+
+def test_training_with_a_load_context_is_refused() -> None:
+    context = pytorch.CheckpointLoadContext()
+    its_trainer = pytorch.Trainer(LineTrial(context), context)
+    with pytest.raises(det.errors.InternalException, match=r"pytorch\.init"):
+        its_trainer.fit(max_length=pytorch.Batch(1))
+
+
+def test_context_without_hparams_names_the_argument() -> None:
+    with pytest.raises(ValueError, match="hparams"):
+        pytorch.CheckpointLoadContext().get_hparams()
+
+
+def test_trial_may_use_everything_of_the_context_that_a_constructor_uses() -> None:
+    source = """
+    class Rich(LineTrial):
+        def __init__(self, context):
+            context.experimental.use_amp()
+            context.experimental.disable_dataset_reproducibility_checks()
+            super().__init__(context)
+            steps = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+            context.wrap_lr_scheduler(steps, pytorch.LRScheduler.StepMode.STEP_EVERY_EPOCH)
+            self.mean = context.wrap_reducer(lambda values: sum(values) / len(values), name="mean")
+            self.seen_by = context.device, context.distributed.get_rank(), context.get_trial_seed()
+    """
+    folder = save()
+    code = folder / "code" / "trials.py"
+    code.write_text(code.read_text() + "\n\n" + textwrap.dedent(source))
+    describe(folder, trial_cls_spec="trials:Rich")
+    assert load(folder).seen_by[1] == 0

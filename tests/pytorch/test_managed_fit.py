@@ -1,0 +1,121 @@
+"""Runs that a runner started: what they take from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import determined as det
+from determined import pytorch, tracking
+from determined._home import home
+from determined.pytorch import Batch
+from trials import fit, latest_checkpoint, records, saved_at, scripted, steps_of
+
+
+@pytest.fixture
+def managed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Returns a function that records an experiment as a runner would and tells this process to train it."""
+
+    def start(config: dict[str, Any], hparams: dict[str, Any] | None = None, **info: Any) -> None:
+        description = tracking.RunDescription(
+            name="managed",
+            config=config,
+            hparams=hparams or {},
+            seed=77,
+            entrypoint="train.py",
+            torch_version=None,
+            resolute_version="0",
+            git_commit=None,
+            pid=os.getpid(),
+            process_started=0.0,
+            host="here",
+        )
+        with tracking.Recorder.start(home().database, description) as recorder:
+            ids = {"experiment_id": recorder.experiment_id, "trial_id": recorder.trial_id}
+        trial = det.TrialInfo(**ids, trial_seed=77, hparams=hparams or {}, _config=config)
+        for name, value in det.ClusterInfo(trial=trial, **info).to_environment().items():
+            monkeypatch.setenv(name, value)
+
+    return start
+
+
+def managed_fit(**arguments: Any) -> Any:
+    return fit(init={"exp_conf": None}, **({"max_length": None} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("length", "batches"),
+    [(5, 5), ({"batches": 4}, 4), ({"epochs": 2}, 12), ({"records": 30}, 3), ({"records": 3}, 1)],
+)
+def test_managed_length_comes_from_the_searcher(managed: Callable[..., None], length: Any, batches: int) -> None:
+    managed({"searcher": {"max_length": length}}, {"global_batch_size": 10})
+    assert len(managed_fit().seen) == batches
+
+
+def test_managed_length_can_be_given(managed: Callable[..., None]) -> None:
+    managed({"searcher": {"max_length": 50}})
+    assert len(managed_fit(max_length=Batch(2)).seen) == 2
+
+
+def test_managed_run_takes_hparams_config_seed_and_ids_from_its_runner(managed: Callable[..., None]) -> None:
+    managed({"name": "other"}, {})  # so that the ids are not both the first
+    managed({"name": "managed", "data": {"path": "x"}}, {"lr": 0.5})
+    with pytorch.init(hparams={"lr": 1}, exp_conf={"name": "ignored"}) as context:
+        assert context.get_hparams() == {"lr": 0.5}
+        assert context.get_experiment_config()["name"] == "managed"
+        assert context.get_data_config() == {"path": "x"}
+        assert (context.get_trial_seed(), torch.initial_seed()) == (77, 77)
+        assert (context.get_experiment_id(), context.get_trial_id()) == (2, 2)
+
+
+def test_managed_run_reports_into_the_record_of_its_runner(managed: Callable[..., None]) -> None:
+    managed({"searcher": {"max_length": 3}})
+    managed_fit()
+    assert [e.name for e in records().experiments()] == ["managed"]
+    assert (steps_of("training"), saved_at()) == ([3], [3])
+    assert records().trial(1).state is tracking.RunState.COMPLETED
+
+
+def test_managed_run_resumes_from_the_checkpoint_it_is_told(managed: Callable[..., None]) -> None:
+    fit(max_length=Batch(2))
+    managed({"searcher": {"max_length": 5}}, latest_checkpoint=latest_checkpoint())
+    info = det.get_cluster_info()
+    assert info is not None
+    assert managed_fit(latest_checkpoint=info.latest_checkpoint).seen[0] == (0, 2)
+
+
+def test_managed_best_is_the_best_of_the_whole_experiment(managed: Callable[..., None]) -> None:
+    managed({"searcher": {"metric": "validation_loss", "max_length": 1}})
+    elsewhere = tracking.MetricReport(group="validation", steps_completed=9, metrics={"validation_loss": 0.0}, time=0.0)
+    with tracking.Recorder.attach(home().database, 1, 1) as recorder:
+        recorder.write([elsewhere])
+    values = [1.0, 0.5, 2.0]
+    assert scripted(values, exp_conf=None)() == [3], "none of them beats the 0.0 of another trial"
+
+
+@pytest.mark.parametrize("length", [0, True, "5", {"batches": 0}, {"hours": 3}, {"batches": 1, "epochs": 1}])
+def test_managed_length_that_makes_no_sense_is_named(managed: Callable[..., None], length: Any) -> None:
+    managed({"searcher": {"max_length": length}})
+    with pytest.raises(ValueError, match=r"searcher.max_length=.* is not a length; write \{batches: n\}"):
+        managed_fit()
+
+
+def test_managed_records_need_a_global_batch_size(managed: Callable[..., None]) -> None:
+    managed({"searcher": {"max_length": {"records": 100}}})
+    with pytest.raises(ValueError, match="global_batch_size"):
+        managed_fit()
+
+
+def test_managed_test_mode_is_refused(managed: Callable[..., None]) -> None:
+    managed({})
+    with pytest.raises(ValueError, match=r"test_mode=True.*local"):
+        managed_fit(max_length=Batch(1), test_mode=True)
+
+
+def test_local_run_does_not_take_its_length_from_the_searcher() -> None:
+    with pytest.raises(ValueError, match="max_length"):
+        fit(init={"exp_conf": {"searcher": {"max_length": 3}}}, max_length=None)

@@ -1,0 +1,94 @@
+"""Which validations are saved."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import trials
+from determined.pytorch import Batch
+from trials import ScriptedTrial, fit, latest_checkpoint, saved_at, scripted
+
+
+def test_best_saves_improvements_and_the_end() -> None:
+    assert scripted([3.0, 2.0, 2.5, 1.0, 1.0, 4.0])() == [1, 2, 4, 6]
+
+
+def test_all_saves_every_validation() -> None:
+    assert scripted([3.0, 4.0, 5.0])(checkpoint_policy="all") == [1, 2, 3]
+
+
+def test_none_saves_the_end_alone() -> None:
+    assert scripted([3.0, 2.0, 1.0])(checkpoint_policy="none") == [3]
+
+
+def test_best_is_the_default() -> None:
+    with trials.trainer() as (trainer, _):
+        trainer.fit(max_length=Batch(3), validation_period=Batch(1))
+    assert saved_at() == [1, 2, 3]
+
+
+def test_best_by_the_searcher_of_the_config() -> None:
+    searcher = {"metric": "accuracy", "smaller_is_better": False}
+    values = [{"accuracy": a, "validation_loss": -a} for a in (0.5, 0.4, 0.6, 0.1)]
+    assert scripted(values, exp_conf={"searcher": searcher})() == [1, 3, 4]
+
+
+def test_searchers_metric_is_smaller_is_better_unless_told() -> None:
+    values = [{"error": e, "validation_loss": -e} for e in (0.5, 0.6, 0.4, 0.9)]
+    assert scripted(values, exp_conf={"searcher": {"metric": "error"}})() == [1, 3, 4]
+
+
+def test_best_metric_of_fit() -> None:
+    values = [{"a": a, "b": -a} for a in (1, 3, 2, 0)]
+    assert scripted(values)(best_metric="a", smaller_is_better=False) == [1, 2, 4]
+
+
+def test_nan_is_never_best() -> None:
+    assert scripted([math.nan, 2.0, math.nan, 1.0, math.nan])() == [2, 4, 5]
+
+
+def test_best_of_several_scalars_is_the_loss_by_its_usual_name() -> None:
+    values = [{"accuracy": -x, "val_loss": x} for x in (2.0, 3.0, 1.0, 5.0)]
+    assert scripted(values)() == [1, 3, 4]
+
+
+def test_best_of_one_scalar_is_that_scalar_whatever_its_name() -> None:
+    values = [{"histogram": torch.ones(3), "whatever": x} for x in (2.0, 3.0, 1.0, 5.0)]
+    assert scripted(values)() == [1, 3, 4]
+
+
+def test_chosen_metric_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "determined.pytorch"):
+        scripted([2.0, 1.0, 3.0])()
+    assert [m for m in caplog.messages if "best" in m] == [
+        "The best checkpoint is the one with the smallest validation_loss."
+    ]
+
+
+def test_ambiguous_metrics_are_an_error() -> None:
+    with pytest.raises(RuntimeError, match=r"cannot tell which of .*'a', 'b'.*best_metric.*'all'"):
+        scripted([{"a": 1.0, "b": 2.0}])()
+
+
+def test_missing_searcher_metric_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match=r"'accuracy'.*not among .*'a'"):
+        scripted([{"a": 1.0}], exp_conf={"searcher": {"metric": "accuracy"}})()
+
+
+def test_best_survives_a_resume() -> None:
+    assert scripted([1.0])() == [1]
+
+    class Later(ScriptedTrial):
+        values = [2.0, 0.5, 3.0]
+
+    fit(
+        Later,
+        max_length=Batch(4),
+        validation_period=Batch(1),
+        checkpoint_policy="best",
+        latest_checkpoint=latest_checkpoint(),
+    )
+    assert saved_at(2) == [3, 4]

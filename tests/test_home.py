@@ -1,0 +1,78 @@
+"""The home folder."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import platformdirs
+import pytest
+
+import determined
+from determined._home import home
+
+SOURCES = pathlib.Path(determined.__file__).parents[1]
+
+
+def test_det_home_is_the_home_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DET_HOME", str(tmp_path))
+    assert home().path == tmp_path
+
+
+def test_tilde_in_det_home_is_the_users_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DET_HOME", "~/resolute")
+    assert home().path == pathlib.Path.home() / "resolute"
+
+
+def test_relative_det_home_starts_at_the_working_folder(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DET_HOME", "here")
+    assert home().path == tmp_path / "here"
+
+
+@pytest.mark.parametrize("unset", [True, False])
+def test_default_is_the_users_data_folder(unset: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DET_HOME") if unset else monkeypatch.setenv("DET_HOME", "")
+    assert home().path == platformdirs.user_data_path("resolute", appauthor=False)
+
+
+def test_asking_for_the_home_folder_creates_nothing(tmp_path: pathlib.Path) -> None:
+    assert not home().path.exists()
+
+
+def test_everything_is_below_the_home_folder() -> None:
+    here = home()
+    places = [here.database, here.checkpoints, here.tensorboard(1, 2), here.unattached_tensorboard]
+    assert all(place.is_relative_to(here.path) for place in places)
+    assert len(set(places)) == len(places)
+
+
+# Refuses the library as if it were not installed, whatever the interpreter has imported before.
+WITHOUT_PLATFORMDIRS = """
+import importlib.abc, sys
+
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] == "platformdirs":
+            raise ModuleNotFoundError("No module named 'platformdirs'", name="platformdirs")
+
+sys.meta_path.insert(0, Blocker())
+from determined._home import home
+print(home().path)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="platformdirs names another folder there")
+@pytest.mark.parametrize("data_home", [None, "/data/mine"])
+def test_without_platformdirs_the_folder_is_the_same(data_home: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DET_HOME")
+    monkeypatch.setenv("PYTHONPATH", str(SOURCES))
+    if data_home is not None:
+        monkeypatch.setenv("XDG_DATA_HOME", data_home)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PLATFORMDIRS], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == str(platformdirs.user_data_path("resolute", appauthor=False))
