@@ -137,17 +137,14 @@ def compare(name: str, plain: Callable[[int], None], ours: Callable[[int], None]
     extra = [b - a for a, b in zip(plain_times, our_times, strict=True)]
     plain_calls = slope(lambda n: calls(plain, n), short, long // 2)
     our_calls = slope(lambda n: calls(ours, n), short, long // 2)
-    print(f"{name}: CPU time per batch, median of {rounds} interleaved rounds of {long} batches", file=sys.stderr)
-    print(f"  plain loop   {statistics.median(plain_times):7.1f} us", file=sys.stderr)
-    print(f"  ours         {statistics.median(our_times):7.1f} us", file=sys.stderr)
-    print(
-        f"  above plain  {statistics.median(extra):+7.1f} us   (rounds: {', '.join(f'{e:+.1f}' for e in sorted(extra))})",
-        file=sys.stderr,
-    )
-    print(
+    lines = [
+        f"{name}: CPU time per batch, median of {rounds} interleaved rounds of {long} batches",
+        f"  plain loop   {statistics.median(plain_times):7.1f} us",
+        f"  ours         {statistics.median(our_times):7.1f} us",
+        f"  above plain  {statistics.median(extra):+7.1f} us ({', '.join(f'{e:+.1f}' for e in sorted(extra))})",
         f"  Python calls {plain_calls:.1f} plain, {our_calls:.1f} ours: {our_calls / plain_calls:.3f} times",
-        file=sys.stderr,
-    )
+    ]
+    print("\n".join(lines), file=sys.stderr)  # standard output belongs to the progress bar
 
 
 def main() -> None:

@@ -229,8 +229,9 @@ def test_get_last_lr_is_that_of_the_scheduler() -> None:
 
 
 def test_the_state_goes_into_another_scheduler() -> None:
-    first = LRScheduler(a_scheduler(), Mode.MANUAL_STEP)
-    first._scheduler.optimizer.step()
+    scheduler = a_scheduler()
+    scheduler.optimizer.step()
+    first = LRScheduler(scheduler, Mode.MANUAL_STEP)
     first.step()
     second = LRScheduler(a_scheduler(), Mode.MANUAL_STEP)
     second.load_state_dict(first.state_dict())

@@ -1,0 +1,85 @@
+"""A run on a machine where libraries that are not at the heart of training cannot be imported."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+BLOCK = "import sys\nsys.modules.update(dict.fromkeys({libraries!r}))\n"
+
+TRAIN = """
+from determined import pytorch
+from trials import LineTrial, trainer
+
+with trainer(LineTrial) as (its_trainer, trial):
+    its_trainer.fit(
+        max_length=pytorch.Batch(4), reporting_period=pytorch.Batch(2), profiling_enabled={profiling}
+    )
+    print("ids", trial.context.get_experiment_id(), trial.context.get_trial_id())
+    print("trained", trial.context.services.steps_completed)
+    print("folder", trial.context.get_tensorboard_path())
+    try:
+        trial.context.get_tensorboard_writer()
+    except ImportError as error:
+        print("no writer:", error)
+"""
+
+CORE = """
+from determined import core
+
+with core.init() as context:
+    context.train.report_training_metrics(1, {"loss": 1.0})
+    context.train.report_validation_metrics(1, {"loss": 1.0})
+    with context.checkpoint.store_path({"steps_completed": 1}) as (folder, _):
+        (folder / "weights").touch()
+    context.profiler.on()
+    print("best", context.train.get_experiment_best_validation())
+print("end")
+"""
+
+
+def without(*libraries: str) -> str:
+    return BLOCK.format(libraries=libraries)
+
+
+def test_training_needs_none_of_the_side_libraries(run_program: Run, tmp_path: pathlib.Path) -> None:
+    blocked = without("sqlalchemy", "psutil", "rich", "platformdirs", "tensorboard", "typer", "matplotlib")
+    done = run_program(blocked + TRAIN.format(profiling=False), DET_PROGRESS="1")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "ids 0 0" in lines
+    assert "trained 4" in lines
+    # Curves need no TensorBoard, a SummaryWriter does, and says so.
+    (folder,) = (line.removeprefix("folder ") for line in lines if line.startswith("folder "))
+    assert len(list(pathlib.Path(folder).glob("events.out.tfevents.*"))) == 1
+    (refusal,) = (line for line in lines if line.startswith("no writer:"))
+    assert "pip install tensorboard" in refusal
+    assert len(list((tmp_path / "det-home" / "checkpoints").iterdir())) == 1
+
+
+@pytest.mark.parametrize("library", ["sqlalchemy", "psutil"])
+def test_run_that_is_not_recorded_says_so_once(library: str, run_program: Run) -> None:
+    done = run_program(without(library) + TRAIN.format(profiling=False))
+    assert done.returncode == 0, done.stderr
+    assert "ids 0 0" in done.stdout.splitlines()
+    assert done.stderr.count("This run is not recorded") == 1
+    assert f"`pip install {library}`" in done.stderr
+
+
+@pytest.mark.parametrize("library", ["sqlalchemy", "psutil"])
+def test_core_api_works_without(library: str, run_program: Run) -> None:
+    done = run_program(without(library) + CORE)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["best None", "end"]
+
+
+def test_profiling_without_psutil_says_what_is_missing(run_program: Run) -> None:
+    done = run_program(without("psutil") + TRAIN.format(profiling=True))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("The profiler leaves out CPU, memory, disk and network") == 1
+    assert "Traceback" not in done.stderr
