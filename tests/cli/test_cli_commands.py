@@ -68,9 +68,7 @@ def test_the_trial_noun_answers_to_its_first_letter(det: Det, finished: Any) -> 
     assert det("t", "describe", 1).stdout == det("trial", "describe", 1).stdout != ""
 
 
-def test_an_experiment_is_described_with_all_it_takes_to_repeat_it(
-    det: Det, finished: Any, home: pathlib.Path
-) -> None:
+def test_an_experiment_is_described_with_all_it_takes_to_repeat_it(det: Det, finished: Any, home: pathlib.Path) -> None:
     output = det("experiment", "describe", 1).stdout
     tensorboard = home / "tensorboard" / "experiment-1" / "trial-1"
     for part in ("4711", "2.6.0", "0.1.0", "c0ffee", "train.py", "val_loss 1.5 at step 20", "abcd-1"):
@@ -133,9 +131,7 @@ def test_a_run_whose_process_is_gone_is_shown_as_an_error(det: Det, start: Calla
         assert "ERROR (process gone)" in det(*arguments).stdout
 
 
-def test_checkpoints_are_listed_for_one_experiment(
-    det: Det, finished: Any, start: Callable[..., Any]
-) -> None:
+def test_checkpoints_are_listed_for_one_experiment(det: Det, finished: Any, start: Callable[..., Any]) -> None:
     start().close()
     assert [row["uuid"] for row in _csv(det("checkpoint", "list", 1, "--csv").stdout)] == ["abcd-1"]
     assert json.loads(det("checkpoint", "list", 2, "--json").stdout) == []
@@ -217,9 +213,7 @@ def test_downloading_a_deleted_checkpoint_says_so(
         ("experiment", "describe", 2**70),
     ],
 )
-def test_an_unknown_id_is_one_line_on_stderr_and_status_1(
-    det: Det, finished: Any, arguments: tuple[Any, ...]
-) -> None:
+def test_an_unknown_id_is_one_line_on_stderr_and_status_1(det: Det, finished: Any, arguments: tuple[Any, ...]) -> None:
     result = det(*arguments)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("Error: ")

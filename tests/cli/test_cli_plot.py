@@ -50,9 +50,7 @@ def test_an_unknown_format_is_refused(det: Det, finished: Any, tmp_path: pathlib
     assert ".png, .svg, .pdf" in result.stderr
 
 
-def test_a_folder_that_is_not_there_is_one_line_on_stderr(
-    det: Det, finished: Any, tmp_path: pathlib.Path
-) -> None:
+def test_a_folder_that_is_not_there_is_one_line_on_stderr(det: Det, finished: Any, tmp_path: pathlib.Path) -> None:
     result = det("trial", "plot", 1, "--output", tmp_path / "absent" / "curves.png")
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
     assert "absent" in result.stderr

@@ -73,9 +73,17 @@ def test_messages_are_delivered_without_a_flush(outbox: Outbox) -> None:
     assert arrived.wait(30)
 
 
+def test_urgent_message_takes_those_before_it_along(outbox: Outbox) -> None:
+    sink, arrived = Sink(), threading.Event()
+    outbox.put(sink, "patient")
+    outbox.put(lambda _: arrived.set(), None, urgent=True)
+    assert arrived.wait(30)
+    assert sink.messages == ["patient"]
+
+
 def test_what_gathers_for_one_destination_is_delivered_together(outbox: Outbox) -> None:
     gate, first, second = Gate(), Sink(), Sink()
-    outbox.put(gate, None)
+    outbox.put(gate, None, urgent=True)
     assert gate.begun.wait(30)
     for sink, message in [(first, 1), (first, 2), (second, 3), (first, 4)]:
         outbox.put(sink, message)
@@ -102,7 +110,7 @@ def test_every_destination_gets_its_messages_in_order(steps: list[int | str]) ->
 
 def test_put_does_not_wait_for_delivery(outbox: Outbox) -> None:
     gate = Gate()
-    outbox.put(gate, None)
+    outbox.put(gate, None, urgent=True)
     assert gate.begun.wait(30)
     outbox.put(gate, None)
     gate.opened.set()
@@ -110,7 +118,7 @@ def test_put_does_not_wait_for_delivery(outbox: Outbox) -> None:
 
 def test_flush_waits_for_a_delivery_under_way(outbox: Outbox) -> None:
     gate, sink = Gate(), Sink()
-    outbox.put(gate, None)
+    outbox.put(gate, None, urgent=True)
     assert gate.begun.wait(30)
     outbox.put(sink, "later")
     with ThreadPoolExecutor() as pool:
@@ -188,7 +196,7 @@ def test_failure_surfaces_on_the_callers_thread(surface: Callable[[Outbox], None
         failed.set()
         raise KeyError("lost")
 
-    outbox.put(fail, None)
+    outbox.put(fail, None, urgent=True)
     assert failed.wait(30)
 
     def surface_soon() -> None:
@@ -220,7 +228,7 @@ def test_messages_after_a_failure_are_delivered(outbox: Outbox) -> None:
 
 def test_other_destinations_get_what_was_waiting_with_a_failed_message(outbox: Outbox) -> None:
     gate, sink = Gate(), Sink()
-    outbox.put(gate, None)
+    outbox.put(gate, None, urgent=True)
     assert gate.begun.wait(30)
     outbox.put(Sink(), KeyError("lost"))
     outbox.put(sink, "kept")
@@ -232,7 +240,7 @@ def test_other_destinations_get_what_was_waiting_with_a_failed_message(outbox: O
 
 def test_later_failures_come_as_notes_of_the_first(outbox: Outbox) -> None:
     gate = Gate()
-    outbox.put(gate, KeyError("first"))
+    outbox.put(gate, KeyError("first"), urgent=True)
     assert gate.begun.wait(30)
     outbox.put(Sink(), IndexError("second"))
     gate.opened.set()
@@ -243,7 +251,7 @@ def test_later_failures_come_as_notes_of_the_first(outbox: Outbox) -> None:
 
 def test_flush_that_waits_ends_when_delivery_fails(outbox: Outbox) -> None:
     gate = Gate()
-    outbox.put(gate, KeyError("under way"))
+    outbox.put(gate, KeyError("under way"), urgent=True)
     assert gate.begun.wait(30)
     with ThreadPoolExecutor() as pool:
         flushed = pool.submit(outbox.flush)

@@ -50,7 +50,7 @@ def write_program(folder: pathlib.Path, storage: str = "") -> pathlib.Path:
 def run_program(script: pathlib.Path, **environment: str) -> str:
     """Run a program in its folder and return what it printed."""
     done = subprocess.run(
-        [sys.executable, script.name],
+        [sys.executable, str(script)],
         cwd=script.parent,
         env=os.environ | {"PYTHONPATH": str(pathlib.Path(det.__file__).parents[1])} | environment,
         stdout=subprocess.PIPE,
@@ -78,7 +78,8 @@ def test_program_reached_by_a_link_is_found(tmp_path: pathlib.Path) -> None:
     script = write_program(tmp_path / "project")
     (tmp_path / "link").symlink_to(script.parent)
     run_program(tmp_path / "link" / "train.py")
-    assert "helping/parts.py" in code_of(pathlib.Path(records().checkpoints()[0].path))
+    code = code_of(pathlib.Path(records().checkpoints()[0].path))
+    assert code == {"train.py", "helping/__init__.py", "helping/parts.py"}
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")

@@ -12,12 +12,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from determined import pytorch
 from exactness import Samples
-from trials import LineTrial, fit, line_data
+from trials import line_data
 
 pytestmark = [
     # Python 3.12 and later say so of every loader worker that torch forks beside another thread.
@@ -311,7 +311,6 @@ class Described(Dataset[int]):
     """A data set with more to it than its items, which come a batch at a time."""
 
     classes = ("cat", "dog")
-    asked: list[Any] = []
 
     def __len__(self) -> int:
         return 6
@@ -341,71 +340,3 @@ def test_data_set_of_the_real_loader_has_the_attributes_of_the_users(workers: in
 def test_workers_may_be_spawned() -> None:
     loader = pytorch.DataLoader(line_data(4), 2, num_workers=1, multiprocessing_context="spawn")
     assert len(list(loader.get_data_loader(seed=1))) == 2
-
-
-# In a trial
-
-
-@pytest.mark.parametrize(
-    "empty",
-    [
-        lambda: pytorch.DataLoader(line_data(3), 4, drop_last=True),
-        lambda: pytorch.DataLoader([], 4),
-        lambda: pytorch.DataLoader(line_data(3), batch_sampler=BatchSampler(range(3), 4, True)),
-        lambda: pytorch.DataLoader(line_data(3), 4, sampler=[]),
-    ],
-)
-def test_empty_training_data_is_refused_before_training(empty: Any) -> None:
-    started: list[str] = []
-
-    class Trial(LineTrial):
-        def build_training_data_loader(self) -> pytorch.DataLoader:
-            return empty()
-
-        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-            class Start(pytorch.PyTorchCallback):
-                def on_training_start(self) -> None:
-                    started.append("training")
-
-            return {"start": Start()}
-
-    with pytest.raises(ValueError, match="no batches"):
-        fit(Trial)
-    assert not started
-
-
-class NumpyBatches(LineTrial):
-    """Gets its batches as NumPy arrays and notes the type that reaches it."""
-
-    automatic = True
-
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        self.types: list[type] = []
-        if not self.automatic:
-            context.experimental.disable_auto_to_device()
-
-    def build_training_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(line_data(8), 4, collate_fn=_as_arrays)
-
-    build_validation_data_loader = build_training_data_loader
-
-    def loss(self, batch: Any) -> torch.Tensor:
-        self.types.append(type(batch["x"]))
-        moved = self.context.to_device(batch)
-        return super().loss((moved["x"], moved["y"]))
-
-
-def _as_arrays(samples: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, Any]:
-    return {"x": np.stack([x.numpy() for x, _ in samples]), "y": np.stack([y.numpy() for _, y in samples])}
-
-
-def test_batches_come_as_tensors_on_the_device() -> None:
-    assert set(fit(NumpyBatches).types) == {torch.Tensor}
-
-
-def test_batches_come_as_they_are_if_asked_for() -> None:
-    class Trial(NumpyBatches):
-        automatic = False
-
-    assert set(fit(Trial).types) == {np.ndarray}

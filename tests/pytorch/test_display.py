@@ -7,6 +7,7 @@ import os
 import pathlib
 import pty
 import re
+import shlex
 import struct
 import subprocess
 import sys
@@ -174,10 +175,11 @@ def test_without_a_terminal_there_are_lines_and_the_command_to_continue_works(
 
 
 def under_a_terminal(command: list[str]) -> str:
-    """What a program writes to a terminal of 200 columns, without the control sequences."""
+    """What a program writes to a terminal of 80 columns, without the control sequences."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
-    environment = {name: value for name, value in os.environ.items() if name not in ("DET_PROGRESS", "NO_COLOR")}
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
+    ours_alone = ("DET_PROGRESS", "NO_COLOR", "COLUMNS", "LINES")
+    environment = {name: value for name, value in os.environ.items() if name not in ours_alone}
     process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.STDOUT, env=environment | {"TERM": "xterm"})
     os.close(theirs)
     written = b""
@@ -209,7 +211,7 @@ def test_in_a_terminal_there_is_a_bar_with_everything_about_the_run(program: lis
         rf"checkpoints: {re.escape(str(home().checkpoints))}",
         r"TensorBoard: ",
         r"record: det experiment describe 1",
-        rf"continue: DET_LATEST_CHECKPOINT={uuid}",
+        rf"continue: DET_LATEST_CHECKPOINT={uuid} {re.escape(shlex.join([*program, '6']))}\r",
     ]
     assert [pattern for pattern in expected if not re.search(pattern, last)] == [], last
     assert "━" in screen or "█" in screen or "╸" in screen, "there is a bar"

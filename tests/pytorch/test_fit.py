@@ -100,6 +100,24 @@ def test_test_mode_needs_no_length() -> None:
     assert len(fit(max_length=None, test_mode=True).seen) == 1
 
 
+def test_test_mode_trains_one_batch_more_from_a_checkpoint() -> None:
+    fit(max_length=Batch(3))
+    assert fit(latest_checkpoint=latest_checkpoint(), test_mode=True).seen == [(0, 3)]
+
+
+def test_a_stop_request_is_answered_once() -> None:
+    class StopsOnce(LineTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if not self.seen:
+                self.context.set_stop_requested(True)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    with trials.trainer(StopsOnce) as (trainer, trial):
+        trainer.fit(max_length=Batch(2), checkpoint_policy="none")
+        trainer.fit(max_length=Batch(2), checkpoint_policy="none")
+    assert trial.seen == [(0, 0), (0, 0), (0, 1)]
+
+
 def test_fit_twice_trains_twice_in_one_record() -> None:
     with trials.trainer() as (trainer, trial):
         trainer.fit(max_length=Batch(2), checkpoint_policy="none")

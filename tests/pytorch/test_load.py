@@ -7,7 +7,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -185,6 +184,9 @@ def test_trial_of_a_program_that_ran_by_itself_loads(
 
 def test_loading_leaves_this_process_as_it_was() -> None:
     folder = save()
+    (folder / "code" / "only_in_the_checkpoint.py").touch()
+    code = folder / "code" / "trials.py"
+    code.write_text(code.read_text() + "\n\nimport only_in_the_checkpoint\n")
     paths, modules, bytecode = list(sys.path), dict(sys.modules), sys.dont_write_bytecode
     load(folder)
     assert sys.path == paths
@@ -202,7 +204,8 @@ def test_loading_that_fails_leaves_this_process_as_it_was() -> None:
     assert sys.modules == modules
 
 
-def test_loading_leaves_the_checkpoint_as_it_was() -> None:
+def test_loading_leaves_the_checkpoint_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     folder = save()
     before = contents(folder)
     load(folder)
@@ -344,66 +347,3 @@ def test_options_in_their_old_place_work_with_a_warning() -> None:
     change_state(folder, callbacks={"mine": Unusual()})
     with pytest.warns(DeprecationWarning, match=r"torch_load_kwargs=\{'weights_only': False\}"):
         assert isinstance(load(folder, LineTrial, weights_only=False), LineTrial)
-
-
-# The context of a trial without a run
-
-
-def test_context_has_the_saved_hparams_and_config() -> None:
-    folder = save(hparams={"global_batch_size": 8}, exp_conf={"name": "lines"})
-    context = load(folder).context
-    assert isinstance(context, pytorch.CheckpointLoadContext)
-    assert context.get_hparams() == {"global_batch_size": 8}
-    assert context.get_per_slot_batch_size() == 8
-    assert context.get_experiment_config() == {"name": "lines"}
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        "get_experiment_id",
-        "get_trial_id",
-        "get_initial_batch",
-        "is_epoch_start",
-        "is_epoch_end",
-        "current_train_epoch",
-        "current_train_batch",
-        "get_tensorboard_path",
-        "get_tensorboard_writer",
-        "get_enable_tensorboard_logging",
-    ],
-)
-def test_calls_that_need_a_run_say_so(call: str) -> None:
-    with pytest.raises(det.errors.InternalException, match=r"not to train it|Trainer\.fit"):
-        getattr(pytorch.CheckpointLoadContext(), call)()
-
-
-def test_training_with_a_load_context_is_refused() -> None:
-    context = pytorch.CheckpointLoadContext()
-    its_trainer = pytorch.Trainer(LineTrial(context), context)
-    with pytest.raises(det.errors.InternalException, match=r"pytorch\.init"):
-        its_trainer.fit(max_length=pytorch.Batch(1))
-
-
-def test_context_without_hparams_names_the_argument() -> None:
-    with pytest.raises(ValueError, match="hparams"):
-        pytorch.CheckpointLoadContext().get_hparams()
-
-
-def test_trial_may_use_everything_of_the_context_that_a_constructor_uses() -> None:
-    source = """
-    class Rich(LineTrial):
-        def __init__(self, context):
-            context.experimental.use_amp()
-            context.experimental.disable_dataset_reproducibility_checks()
-            super().__init__(context)
-            steps = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
-            context.wrap_lr_scheduler(steps, pytorch.LRScheduler.StepMode.STEP_EVERY_EPOCH)
-            self.mean = context.wrap_reducer(lambda values: sum(values) / len(values), name="mean")
-            self.seen_by = context.device, context.distributed.get_rank(), context.get_trial_seed()
-    """
-    folder = save()
-    code = folder / "code" / "trials.py"
-    code.write_text(code.read_text() + "\n\n" + textwrap.dedent(source))
-    describe(folder, trial_cls_spec="trials:Rich")
-    assert load(folder).seen_by[1] == 0

@@ -275,3 +275,15 @@ def test_averages_do_not_depend_on_the_order(values: list[float]) -> None:
     from determined.pytorch._reducer import mean
 
     assert mean(values) == mean(sorted(values)) == mean(values[::-1])
+
+
+def test_two_reducers_cannot_report_under_one_name(context: PyTorchTrialContext) -> None:
+    context.wrap_reducer(sum, "total")
+    with pytest.raises(AssertionError, match=r"'total'.*use another name"):
+        context.wrap_reducer(max, "total", for_validation=False)
+
+
+def test_training_and_validation_may_use_one_name(context: PyTorchTrialContext) -> None:
+    context.wrap_reducer(sum, "total", for_validation=False).update(1)
+    context.wrap_reducer(max, "total", for_training=False).update(2)
+    assert (context.reduce_metrics(True), context.reduce_metrics(False)) == ({"total": 1}, {"total": 2})

@@ -102,9 +102,7 @@ def test_any_endless_composition_equals_the_plain_lists(
     skip=st.integers(0, 10),
     shard=SHARDS,
 )
-def test_adapting_repeats_then_shards_then_skips(
-    count: int, repeat: bool, skip: int, shard: tuple[int, int]
-) -> None:
+def test_adapting_repeats_then_shards_then_skips(count: int, repeat: bool, skip: int, shard: tuple[int, int]) -> None:
     stream = batches_of(count) * (SHOWN if repeat else 1)
     size, rank = shard
     expected = [batch for i, batch in enumerate(stream) if i % size == rank][skip:]
@@ -130,9 +128,7 @@ def test_the_length_of_a_shard_is_what_its_rank_gets(count: int, shard: tuple[in
 
 
 @given(count=COUNTS, shard=SHARDS)
-def test_the_length_of_a_shard_of_an_endless_stream_is_that_of_one_pass(
-    count: int, shard: tuple[int, int]
-) -> None:
+def test_the_length_of_a_shard_of_an_endless_stream_is_that_of_one_pass(count: int, shard: tuple[int, int]) -> None:
     endless = build(range(count), [("repeat", None), ("shard", shard)], "Sampler")
     assert len(endless) == len(range(count)[shard[1] :: shard[0]])
 
@@ -142,9 +138,7 @@ def test_the_length_of_a_shard_of_an_endless_stream_is_that_of_one_pass(
     step=st.sampled_from([("repeat", None), ("skip", 3), ("shuffle", 5)]),
     suffix=st.sampled_from(["Sampler", "BatchSampler"]),
 )
-def test_repeating_skipping_and_shuffling_keep_the_length(
-    count: int, step: tuple[str, Any], suffix: str
-) -> None:
+def test_repeating_skipping_and_shuffling_keep_the_length(count: int, step: tuple[str, Any], suffix: str) -> None:
     assert len(build(batches_of(count), [step], suffix)) == count
 
 
@@ -181,9 +175,7 @@ def test_repeating_a_generator_is_an_error_at_its_second_pass() -> None:
     epochs=st.lists(st.integers(0, 6), min_size=1, max_size=5),
     suffix=st.sampled_from(["Sampler", "BatchSampler"]),
 )
-def test_set_epoch_gives_the_order_of_that_epoch(
-    count: int, seed: int, epochs: list[int], suffix: str
-) -> None:
+def test_set_epoch_gives_the_order_of_that_epoch(count: int, seed: int, epochs: list[int], suffix: str) -> None:
     orders = passes_of(batches_of(count), [("shuffle", seed)], 8)
     sampler = build(batches_of(count), [("shuffle", seed)], suffix)
     for epoch in epochs:
@@ -261,9 +253,7 @@ def test_a_number_of_ranks_below_one_or_of_another_type_is_refused(
 
 @pytest.mark.parametrize(("make", "name"), SHARD_MAKERS)
 @pytest.mark.parametrize("value", [-1, 0.0, "0", False, None])
-def test_a_negative_rank_or_one_of_another_type_is_refused(
-    make: Callable[..., Any], name: str, value: object
-) -> None:
+def test_a_negative_rank_or_one_of_another_type_is_refused(make: Callable[..., Any], name: str, value: object) -> None:
     rule = rf"{make.__name__}\(rank={value!r}\): rank must be an int >= 0; ranks count from 0, pass"
     with pytest.raises(ValueError, match=rule):
         make([[0]], **{name: 2, "rank": value})
@@ -277,9 +267,7 @@ def test_a_rank_beyond_the_last_is_refused(make: Callable[..., Any], name: str, 
         make([[0]], **{name: 2, "rank": value})
 
 
-@pytest.mark.parametrize(
-    "make", [samplers.SkipSampler, samplers.SkipBatchSampler, samplers.adapt_batch_sampler]
-)
+@pytest.mark.parametrize("make", [samplers.SkipSampler, samplers.SkipBatchSampler, samplers.adapt_batch_sampler])
 @pytest.mark.parametrize("value", [-1, 1.0, "1", True, None])
 def test_a_skip_that_is_no_count_is_refused(make: Callable[..., Any], value: object) -> None:
     rule = rf"{make.__name__}\(skip={value!r}\): skip must be an int >= 0; pass the number"

@@ -113,9 +113,7 @@ def test_the_checksum_of_a_payload_of_megabytes_follows_the_definition(tmp_path:
     assert (content, crc) == (payload, masked_crc(payload))
 
 
-def test_windows_of_several_metrics_share_one_file_in_order(
-    tmp_path: pathlib.Path, read_events: Read
-) -> None:
+def test_windows_of_several_metrics_share_one_file_in_order(tmp_path: pathlib.Path, read_events: Read) -> None:
     file = EventFile(tmp_path)
     for name in ("loss", "accuracy", "loss"):
         file.add_scalars(name, [0, 1], [0.5, 0.25], [1.0, 2.0])
@@ -204,9 +202,7 @@ def test_a_write_long_after_the_last_reaches_the_file_by_itself(
     assert [event.step for event in read_events(tmp_path)] == [0, 1]
 
 
-def test_a_file_nobody_closed_is_complete_when_the_program_ends(
-    tmp_path: pathlib.Path, read_events: Read
-) -> None:
+def test_a_file_nobody_closed_is_complete_when_the_program_ends(tmp_path: pathlib.Path, read_events: Read) -> None:
     program = """
 import pathlib, sys
 from determined.tensorboard import EventFile
@@ -237,9 +233,7 @@ else:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on file sizes")
-def test_what_a_full_disk_refused_follows_once_there_is_room(
-    tmp_path: pathlib.Path, read_events: Read
-) -> None:
+def test_what_a_full_disk_refused_follows_once_there_is_room(tmp_path: pathlib.Path, read_events: Read) -> None:
     program = """
 import pathlib, resource, sys
 from determined.tensorboard import EventFile

@@ -92,9 +92,7 @@ def test_closing_the_writer_leaves_the_file_to_the_loop(tmp_path: pathlib.Path, 
 
 
 @pytest.mark.parametrize("ending", ["flush", "close"])
-def test_flush_and_close_make_records_readable(
-    tmp_path: pathlib.Path, read_events: Read, ending: str
-) -> None:
+def test_flush_and_close_make_records_readable(tmp_path: pathlib.Path, read_events: Read, ending: str) -> None:
     writer = summary_writer(EventFile(tmp_path))
     writer.add_scalar("user", 0.5, 4)
     getattr(writer, ending)()

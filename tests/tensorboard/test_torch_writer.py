@@ -34,16 +34,12 @@ def test_making_one_warns_and_names_the_successor(trial_folder: pathlib.Path) ->
     assert caught[0].filename == __file__
 
 
-def test_its_writer_is_a_summary_writer_on_the_trial_s_folder(
-    writer: TorchWriter, trial_folder: pathlib.Path
-) -> None:
+def test_its_writer_is_a_summary_writer_on_the_trial_s_folder(writer: TorchWriter, trial_folder: pathlib.Path) -> None:
     assert isinstance(writer.writer, SummaryWriter)
     assert writer.writer.get_logdir() == str(trial_folder)
 
 
-def test_a_tensor_is_written_as_its_value(
-    writer: TorchWriter, trial_folder: pathlib.Path, read_events: Read
-) -> None:
+def test_a_tensor_is_written_as_its_value(writer: TorchWriter, trial_folder: pathlib.Path, read_events: Read) -> None:
     writer.add_scalar("loss", torch.tensor(0.25), 3)
     writer.flush()
     (event,) = read_events(trial_folder)

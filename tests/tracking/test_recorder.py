@@ -62,9 +62,7 @@ def test_a_second_run_gets_ids_of_its_own(
         assert (second.experiment_id, second.trial_id) != (recorder.experiment_id, recorder.trial_id)
 
 
-def test_all_kinds_of_messages_go_into_one_write(
-    recorder: tracking.Recorder, records: tracking.Records
-) -> None:
+def test_all_kinds_of_messages_go_into_one_write(recorder: tracking.Recorder, records: tracking.Records) -> None:
     recorder.write(
         [
             tracking.Continued(checkpoint="before", steps_completed=5),
@@ -111,9 +109,7 @@ def test_the_last_state_of_a_write_stands(recorder: tracking.Recorder, records: 
     assert records.trial(recorder.trial_id).state is RunState.ACTIVE
 
 
-def test_a_deleted_checkpoint_keeps_its_record(
-    recorder: tracking.Recorder, records: tracking.Records
-) -> None:
+def test_a_deleted_checkpoint_keeps_its_record(recorder: tracking.Recorder, records: tracking.Records) -> None:
     recorder.write([saved("one"), saved("two"), tracking.CheckpointDeleted(uuid="one")])
     states = {record.uuid: record.state for record in records.checkpoints()}
     assert states == {"one": tracking.CheckpointState.DELETED, "two": tracking.CheckpointState.COMPLETED}
@@ -152,9 +148,7 @@ def test_attach_writes_to_a_recorded_trial(
     assert records.metrics(recorder.trial_id) == [report(3, loss=2.0)]
 
 
-def test_attach_refuses_a_trial_of_another_experiment(
-    recorder: tracking.Recorder, database: pathlib.Path
-) -> None:
+def test_attach_refuses_a_trial_of_another_experiment(recorder: tracking.Recorder, database: pathlib.Path) -> None:
     with pytest.raises(errors.TrackingException, match=r"no trial 1 in experiment 99.*det experiment list"):
         tracking.Recorder.attach(database, 99, recorder.trial_id)
 
@@ -192,9 +186,7 @@ def test_best_validation_looks_at_its_own_experiment_only(
         assert other.best_validation("loss", smaller_is_better=True) is None
 
 
-def test_the_database_holds_strict_json_only(
-    database: pathlib.Path, describe_run: Callable[..., Any]
-) -> None:
+def test_the_database_holds_strict_json_only(database: pathlib.Path, describe_run: Callable[..., Any]) -> None:
     odd = {"nan": math.nan, "object": object()}
     with tracking.Recorder.start(database, describe_run(config=odd, hparams=odd)) as recorder:
         recorder.write([report(1, **odd), tracking.MetadataChanged(metadata=odd)])

@@ -47,9 +47,7 @@ def test_an_empty_file_is_a_database_that_is_just_being_created(
     assert records.experiments() == []
 
 
-def test_a_file_that_is_no_database_is_refused_by_name(
-    records: tracking.Records, database: pathlib.Path
-) -> None:
+def test_a_file_that_is_no_database_is_refused_by_name(records: tracking.Records, database: pathlib.Path) -> None:
     database.parent.mkdir()
     database.write_text("some notes of mine, which are longer than a header " * 10)
     with pytest.raises(errors.TrackingException, match=r"tracking\.db.*move that file away"):
@@ -81,9 +79,7 @@ def test_an_unknown_id_is_named_with_the_command_that_lists_ids(
         ask(tracking.Records(database))
 
 
-def test_a_number_too_large_for_the_database_is_refused(
-    recorder: tracking.Recorder, records: tracking.Records
-) -> None:
+def test_a_number_too_large_for_the_database_is_refused(recorder: tracking.Recorder, records: tracking.Records) -> None:
     with pytest.raises(errors.TrackingException, match="smaller number"):
         records.trial(2**64)
 
@@ -96,9 +92,7 @@ def test_experiments_come_newest_first_up_to_the_limit(
     assert [item.name for item in records.experiments(limit=2)] == ["third", "second"]
 
 
-def test_metrics_are_ordered_by_step_then_by_arrival(
-    recorder: tracking.Recorder, records: tracking.Records
-) -> None:
+def test_metrics_are_ordered_by_step_then_by_arrival(recorder: tracking.Recorder, records: tracking.Records) -> None:
     reports = [report(2, a=1), report(1, a=2), report(2, a=3), report(1, "training", a=4)]
     recorder.write(reports)
     found = records.metrics(recorder.trial_id)
@@ -155,9 +149,7 @@ def test_a_metric_beyond_the_range_of_floats_does_not_disturb_the_others(
     assert trial.best_validation.value == 1.0
 
 
-def test_a_checkpoint_record_holds_the_total_size(
-    recorder: tracking.Recorder, records: tracking.Records
-) -> None:
+def test_a_checkpoint_record_holds_the_total_size(recorder: tracking.Recorder, records: tracking.Records) -> None:
     recorder.write([saved("abcd-1")])
     record = records.checkpoint("abcd-1")
     assert (record.size, record.resources, record.experiment_id) == (
@@ -193,9 +185,7 @@ def test_a_whole_uuid_wins_over_longer_ones(recorder: tracking.Recorder, records
     assert records.checkpoint("abcd").uuid == "abcd"
 
 
-def test_an_ambiguous_beginning_names_the_candidates(
-    recorder: tracking.Recorder, records: tracking.Records
-) -> None:
+def test_an_ambiguous_beginning_names_the_candidates(recorder: tracking.Recorder, records: tracking.Records) -> None:
     recorder.write([saved("abcd-1"), saved("abcd-2")])
     with pytest.raises(errors.TrackingException, match=r"abcd-1, abcd-2.*more characters"):
         records.checkpoint("abcd")
@@ -210,9 +200,7 @@ def test_a_short_beginning_or_a_pattern_finds_nothing(
         records.checkpoint(beginning)
 
 
-def test_a_run_whose_process_lives_is_not_lost(
-    recorder: tracking.Recorder, records: tracking.Records
-) -> None:
+def test_a_run_whose_process_lives_is_not_lost(recorder: tracking.Recorder, records: tracking.Records) -> None:
     assert not records.trial(recorder.trial_id).is_lost
     assert not records.experiment(recorder.experiment_id).is_lost
 

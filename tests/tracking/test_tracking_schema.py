@@ -45,9 +45,7 @@ def test_a_new_database_has_the_newest_version(recorder: tracking.Recorder, data
     assert _version(database) == len(_schema.MIGRATIONS)
 
 
-def test_an_older_database_is_brought_up_to_date_with_its_rows(
-    engine: sa.Engine, database: pathlib.Path
-) -> None:
+def test_an_older_database_is_brought_up_to_date_with_its_rows(engine: sa.Engine, database: pathlib.Path) -> None:
     _schema.migrate(engine, [*_schema.MIGRATIONS, _add_labels])
     assert _version(database) == len(_schema.MIGRATIONS) + 1
     assert "labels" in _columns(database)
@@ -55,9 +53,7 @@ def test_an_older_database_is_brought_up_to_date_with_its_rows(
         assert connection.execute(sa.select(_schema.experiments.c.name)).scalars().all() == ["digits"]
 
 
-def test_a_migration_that_fails_leaves_the_version_before_it(
-    engine: sa.Engine, database: pathlib.Path
-) -> None:
+def test_a_migration_that_fails_leaves_the_version_before_it(engine: sa.Engine, database: pathlib.Path) -> None:
     with pytest.raises(RuntimeError, match="half way"):
         _schema.migrate(engine, [*_schema.MIGRATIONS, _add_labels, _fail])
     assert _version(database) == len(_schema.MIGRATIONS) + 1
@@ -78,9 +74,7 @@ def newer(recorder: tracking.Recorder, database: pathlib.Path) -> pathlib.Path:
     return database
 
 
-def test_writing_to_a_newer_database_is_refused(
-    newer: pathlib.Path, describe_run: Callable[..., Any]
-) -> None:
+def test_writing_to_a_newer_database_is_refused(newer: pathlib.Path, describe_run: Callable[..., Any]) -> None:
     with pytest.raises(errors.SchemaVersionException, match=r"tracking\.db.*99.*up to 1.*upgrade.*DET_HOME"):
         tracking.Recorder.start(newer, describe_run())
 
@@ -90,9 +84,7 @@ def test_reading_a_newer_database_is_refused(newer: pathlib.Path) -> None:
         tracking.Records(newer).experiments()
 
 
-def test_a_database_of_another_program_is_left_alone(
-    tmp_path: pathlib.Path, describe_run: Callable[..., Any]
-) -> None:
+def test_a_database_of_another_program_is_left_alone(tmp_path: pathlib.Path, describe_run: Callable[..., Any]) -> None:
     foreign = tmp_path / "recipes.db"
     with closing(sqlite3.connect(foreign)) as connection:
         connection.execute("CREATE TABLE recipes (id INTEGER)")

@@ -28,7 +28,7 @@ class Outbox:
         self._queue: collections.deque[tuple[Deliver, Any]] = collections.deque()
         self._changed = threading.Condition()
         self._failures: list[BaseException] = []
-        # Counts of messages: taken in, delivered or failed, and those that a flush waits for.
+        # Counts of messages: taken in, delivered or failed, and those that must not wait.
         self._accepted = self._settled = self._awaited = 0
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="resolute-outbox", daemon=True)
@@ -37,8 +37,11 @@ class Outbox:
         self._process = os.getpid()
         atexit.register(self._close_at_exit)
 
-    def put(self, deliver: Deliver, message: Any) -> None:
-        """Hand over a message; returns at once. It is not taken if an earlier failure is raised instead."""
+    def put(self, deliver: Deliver, message: Any, *, urgent: bool = False) -> None:
+        """Hand over a message; returns at once. It is not taken if an earlier failure is raised instead.
+
+        Others gather for a while before they are delivered; an urgent one does not wait, nor do those before it.
+        """
         with self._changed:
             self._raise_failure()
             if self._closed:
@@ -47,7 +50,9 @@ class Outbox:
                 )
             self._queue.append((deliver, message))
             self._accepted += 1
-            if len(self._queue) == 1:
+            if urgent:
+                self._awaited = self._accepted
+            if urgent or len(self._queue) == 1:
                 self._changed.notify_all()
 
     def flush(self) -> None:

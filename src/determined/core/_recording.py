@@ -51,7 +51,7 @@ class Recording:
         self._info = info
         self._recorder: Recorder | None = None
         self._opened = threading.Event()
-        outbox.put(self._open, None)
+        outbox.put(self._open, None, urgent=True)
 
     @property
     def experiment_id(self) -> int:

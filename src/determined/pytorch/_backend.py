@@ -21,7 +21,7 @@ class SingleProcess:
 
 def choose_backend() -> SingleProcess:
     """Return the backend that fits how this process was started."""
-    if (size := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+    if (size := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise RuntimeError(
             f"WORLD_SIZE={size} in the environment: this version trains in one process. "
             "Start the program with `python`, or unset WORLD_SIZE."

@@ -146,7 +146,8 @@ def read(folder: pathlib.Path, **options: Any) -> dict[str, Any]:
     path = folder / STATE_FILE
     if not path.is_file():
         raise errors.InvalidCheckpointException(
-            f"{folder} is not a whole checkpoint of a PyTorchTrial: it has no {STATE_FILE}."
+            f"{folder} is not a whole checkpoint of a PyTorchTrial: it has no {STATE_FILE}. "
+            "Use another one; `det checkpoint list` shows what there is."
         )
     is_legacy = _legacy.is_legacy(folder)
     load = _legacy.load_state if is_legacy else torch.load

@@ -160,8 +160,8 @@ class Bar(Display):
         self._live.__exit__(*details)
 
     def say(self, line: str) -> None:
-        """Print a line above the bar."""
-        self._live.console.print(line, highlight=False, markup=False)
+        """Print a line above the bar, unbroken, so that commands and paths can be copied."""
+        self._live.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group

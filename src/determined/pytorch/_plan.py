@@ -110,7 +110,7 @@ class Plan:
         """Return the number of batches at which training must next look up: something due, or an epoch's end."""
         now = progress.batches_trained
         stops = [self._next(unit, now) for unit in self.every.values()]
-        return min(self.total_batches, self._epoch_end(now), *stops)
+        return min([self.total_batches, self._epoch_end(now), *stops])
 
     @property
     def total_batches(self) -> int:

@@ -104,6 +104,11 @@ class _Wrapped:
     for_training: bool
     for_validation: bool
 
+    def clashes_with(self, other: _Wrapped) -> bool:
+        """Say whether both would report under one name."""
+        together = (self.for_training and other.for_training) or (self.for_validation and other.for_validation)
+        return self.name is not None and self.name == other.name and together
+
     @property
     def title(self) -> str:
         kind = type(self.reducer).__name__
@@ -121,7 +126,10 @@ class ReducerSet:
         """Add a reducer, function or torchmetrics metric; return what the trial updates."""
         self._check_new(reducer, name)
         as_reducer, handle = _adapted(reducer)
-        self._wrapped.append(_Wrapped(as_reducer, name, for_training, for_validation))
+        wrapped = _Wrapped(as_reducer, name, for_training, for_validation)
+        if any(wrapped.clashes_with(other) for other in self._wrapped):
+            raise MisuseError(f"wrap_reducer(name={name!r}): another reducer reports by this name; use another name.")
+        self._wrapped.append(wrapped)
         return handle
 
     def reset(self) -> None:

@@ -45,10 +45,10 @@ class FitSettings:
     test_mode: bool
     profiler: ProfilerSettings
 
-    def plan(self, epoch_length: int | None) -> Plan:
+    def plan(self, epoch_length: int | None, batches_trained: int) -> Plan:
         """Return when to act, with training data of so many batches an epoch."""
         if self.test_mode:
-            return Plan(length=Batch(1), every={TrainBoundaryType.REPORT: Batch(1)}, epoch_length=epoch_length)
+            return Plan(length=Batch(batches_trained + 1), every={}, epoch_length=epoch_length)
         # In the order in which actions that fall on one batch must run.
         periods = {
             TrainBoundaryType.REPORT: self.reporting_period,
@@ -69,7 +69,7 @@ def run(trial: PyTorchTrial, context: PyTorchTrialContext, settings: FitSettings
         progress.load_state_dict(saved.state["loop"]["progress"])
     with _trial_scope(callbacks, progress.batches_trained, saved.uuid if saved else None):
         stream, validation_data = _build_data(trial, context)
-        plan = settings.plan(stream.epoch_length)
+        plan = settings.plan(stream.epoch_length, progress.batches_trained)
         parts: dict[str, Stateful] = {"progress": progress, "policy": policy, "data": stream}
         saver = Saver(type(trial), context, callbacks, progress, parts)
         fetch = _go_to_position(context, saver, stream, progress, saved)
@@ -220,6 +220,7 @@ def _following(context: PyTorchTrialContext, clock: Clock) -> Iterator[None]:
         yield
     finally:
         context.follow(None)
+        context.set_stop_requested(False)  # answered; another fit() is not meant by it
 
 
 @contextlib.contextmanager

@@ -1,0 +1,78 @@
+"""How training data reaches a trial: not empty, and on its device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler
+
+from determined import pytorch
+from trials import LineTrial, fit, line_data
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        lambda: pytorch.DataLoader(line_data(3), 4, drop_last=True),
+        lambda: pytorch.DataLoader([], 4),
+        lambda: pytorch.DataLoader(line_data(3), batch_sampler=BatchSampler(range(3), 4, True)),
+        lambda: pytorch.DataLoader(line_data(3), 4, sampler=[]),
+    ],
+)
+def test_empty_training_data_is_refused_before_training(empty: Any) -> None:
+    started: list[str] = []
+
+    class Trial(LineTrial):
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            return empty()
+
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            class Start(pytorch.PyTorchCallback):
+                def on_training_start(self) -> None:
+                    started.append("training")
+
+            return {"start": Start()}
+
+    with pytest.raises(ValueError, match="no batches"):
+        fit(Trial)
+    assert not started
+
+
+class NumpyBatches(LineTrial):
+    """Gets its batches as NumPy arrays and notes the type that reaches it."""
+
+    automatic = True
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.types: list[type] = []
+        if not self.automatic:
+            context.experimental.disable_auto_to_device()
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(line_data(8), 4, collate_fn=_as_arrays)
+
+    build_validation_data_loader = build_training_data_loader
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        self.types.append(type(batch["x"]))
+        moved = self.context.to_device(batch)
+        return super().loss((moved["x"], moved["y"]))
+
+
+def _as_arrays(samples: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, Any]:
+    return {"x": np.stack([x.numpy() for x, _ in samples]), "y": np.stack([y.numpy() for _, y in samples])}
+
+
+def test_batches_come_as_tensors_on_the_device() -> None:
+    assert set(fit(NumpyBatches).types) == {torch.Tensor}
+
+
+def test_batches_come_as_they_are_if_asked_for() -> None:
+    class Trial(NumpyBatches):
+        automatic = False
+
+    assert set(fit(Trial).types) == {np.ndarray}
