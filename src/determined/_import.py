@@ -56,7 +56,7 @@ def _comes_from(name: str, module: types.ModuleType | None, folder: pathlib.Path
     if module is None or name.partition(".")[0] in ("__main__", "determined"):
         return False
     own = vars(module)  # not getattr: some modules, such as torch.classes, make up any attribute they are asked for
-    places = [place for place in (own.get("__file__"), *(own.get("__path__") or ())) if place and os.path.isabs(place)]
+    places = [place for place in (own.get("__file__"), *(own.get("__path__") or ())) if place]
     # A virtual environment may lie within the folder, and its libraries cannot be imported twice.
     libraries = [library for library in _libraries() if folder in library.parents]
     return any(_is_below(pathlib.Path(place).resolve(), folder, libraries) for place in places)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
+import sqlite3
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -260,6 +261,28 @@ def test_recording_failure_is_not_hidden_by_invalid_hp(monkeypatch: pytest.Monke
     break_home(monkeypatch, tmp_path)
     with pytest.raises(errors.TrackingException), core.init():
         raise det.InvalidHP
+
+
+def test_run_whose_reports_cannot_be_written_is_an_error(only_trial: OnlyTrial) -> None:
+    database = pathlib.Path(os.environ["DET_HOME"], "tracking.db")
+
+    def rename(old: str, new: str) -> None:
+        connection = sqlite3.connect(database)
+        connection.execute(f"ALTER TABLE {old} RENAME TO {new}")
+        connection.commit()
+        connection.close()
+
+    def run() -> None:
+        with core.init() as context:
+            context.flush()
+            rename("metrics", "aside")
+            context.train.report_training_metrics(1, {"loss": 1.0})
+
+    with pytest.raises(errors.TrackingException):
+        run()
+    rename("aside", "metrics")
+    assert only_trial().state is tracking.RunState.ERROR
+    assert str(only_trial().reason).startswith("TrackingException")
 
 
 @pytest.mark.parametrize("name", ["preempt_mode", "tensorboard_mode"])

@@ -163,6 +163,7 @@ def test_forked_child_can_be_terminated() -> None:
         assert not context.preempt.should_preempt()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked_child_survives_the_first_interrupt_of_its_terminal() -> None:
     forking = multiprocessing.get_context("fork")
     with core.init():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pathlib
 import sqlite3
+import sys
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -100,3 +102,57 @@ def test_failure_of_its_reports_is_not_lost() -> None:
 
     with pytest.raises(errors.TrackingException, match="metrics"):
         run()
+
+
+class Nvml(types.ModuleType):
+    """Answers as NVIDIA's library does on a machine with two GPUs."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *, knows_load: bool = True) -> None:
+        super().__init__("pynvml")
+        self._knows_load = knows_load
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        if not self._knows_load:
+            raise self.NVMLError("Not Supported")
+        return types.SimpleNamespace(gpu=50 + handle)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        return types.SimpleNamespace(free=(handle + 1) * 2**30)
+
+
+def profile_once() -> None:
+    with core.init() as context:
+        context.profiler.on()
+        context.profiler.off()
+
+
+def test_gpus_are_recorded(monkeypatch: pytest.MonkeyPatch, records: tracking.Records, only_trial: OnlyTrial) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    profile_once()
+    (report,) = records.metrics(only_trial().id, "gpu")
+    assert report.metrics == {
+        "gpu0_util": 50,
+        "gpu0_free_memory": 1,
+        "gpu1_util": 51,
+        "gpu1_free_memory": 2,
+    }
+
+
+def test_gpus_that_tell_nothing_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, records: tracking.Records, only_trial: OnlyTrial
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(knows_load=False))
+    profile_once()
+    groups = {report.group for report in records.metrics(only_trial().id)}
+    assert groups == {"cpu", "memory", "disk", "network"}

@@ -173,4 +173,4 @@ def _place(
     for name in _resources(source):
         if selector is None or selector(name):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            put(source.absolute() / name, target / name)
+            put(source / name, target / name)

@@ -138,20 +138,21 @@ def _gpu_source() -> Source | None:
     except ImportError:
         _say_that_nvml_is_missing()
         return None
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError:
-        return None
 
     def read() -> dict[str, dict[str, float]]:
         values: dict[str, float] = {}
-        for index, handle in enumerate(handles):
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             values[f"gpu{index}_util"] = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
             values[f"gpu{index}_free_memory"] = pynvml.nvmlDeviceGetMemoryInfo(handle).free / 2**30
         return {"gpu": values}
 
-    return read if handles else None
+    try:
+        pynvml.nvmlInit()
+        # Read once: parts of a GPU that was divided have no load to tell.
+        return read if read()["gpu"] else None
+    except pynvml.NVMLError:
+        return None
 
 
 def _say_that_nvml_is_missing() -> None:
