@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import threading
 from typing import Any
 
 import numpy as np
@@ -76,3 +78,18 @@ def test_batches_come_as_they_are_if_asked_for() -> None:
         automatic = False
 
     assert set(fit(Trial).types) == {np.ndarray}
+
+
+def test_processes_are_started_by_the_training_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A loader worker that is forked while another thread starts a process inherits that one's pipes, and the
+    # other thread then waits for as long as the worker lives.
+    starters: list[threading.Thread] = []
+
+    class Noting(subprocess.Popen):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            starters.append(threading.current_thread())
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr(subprocess, "Popen", Noting)
+    fit(checkpoint_period=pytorch.Batch(2))
+    assert set(starters) == {threading.main_thread()}

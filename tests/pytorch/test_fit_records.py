@@ -13,7 +13,7 @@ import determined as det
 from determined import core, pytorch, tracking
 from determined._home import home
 from determined.pytorch import Batch
-from trials import LineTrial, fit, latest_checkpoint, records, scripted
+from trials import SEED, LineTrial, fit, latest_checkpoint, records, scripted
 
 
 def test_record_holds_hparams_seed_versions_and_name() -> None:
@@ -169,3 +169,8 @@ def test_core_reports_its_own_groups_beside_the_loops() -> None:
 
     fit(Reporting, max_length=Batch(1))
     assert [report.metrics for report in records().metrics(1, "own")] == [{"x": 2.0}]
+
+
+def test_runs_without_a_seed_in_one_process_get_seeds_of_their_own() -> None:
+    with pytorch.init(exp_conf=SEED), pytorch.init() as first, pytorch.init() as second:
+        assert first.get_trial_seed() != second.get_trial_seed()

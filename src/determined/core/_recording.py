@@ -50,6 +50,8 @@ class Recording:
         self._facts = facts
         self._info = info
         self._recorder: Recorder | None = None
+        # Started on this thread: loader workers forked meanwhile would keep a pipe open that the other waits on.
+        self._git = None if info else _ask_git()
         self._opened = threading.Event()
         outbox.put(self._open, None, urgent=True)
 
@@ -62,6 +64,10 @@ class Recording:
     def trial_id(self) -> int:
         """The id under which `det trial describe` shows this run."""
         return self._info.trial.trial_id if self._info else self._ids()[1]
+
+    def wait(self) -> None:
+        """Wait until the database is open, or known not to open."""
+        self._opened.wait()
 
     @property
     def is_kept(self) -> bool:
@@ -107,19 +113,20 @@ class Recording:
             self._opened.set()
 
     def _opened_recorder(self) -> Recorder:
+        commit = _answer_of(self._git)
         from determined.tracking import Recorder
 
         if self._info is not None:
             trial = self._info.trial
             return Recorder.attach(self._home.database, trial.experiment_id, trial.trial_id)
-        return Recorder.start(self._home.database, _describe(self._facts))
+        return Recorder.start(self._home.database, _describe(self._facts, commit))
 
     def _write(self, messages: Sequence[Message]) -> None:
         if self._recorder is not None:
             self._recorder.write(messages)
 
 
-def _describe(facts: RunFacts) -> tracking.RunDescription:
+def _describe(facts: RunFacts, git_commit: str | None) -> tracking.RunDescription:
     import psutil
 
     torch = sys.modules.get("torch")
@@ -131,28 +138,40 @@ def _describe(facts: RunFacts) -> tracking.RunDescription:
         entrypoint=" ".join(sys.argv) or sys.executable,
         torch_version=str(torch.__version__) if torch else None,
         resolute_version=VERSION,
-        git_commit=_git_commit(),
+        git_commit=git_commit,
         pid=os.getpid(),
         process_started=psutil.Process().create_time(),
         host=socket.gethostname(),
     )
 
 
-def _git_commit() -> str | None:
-    """Return the commit of the program, with a mark when tracked files differ from it; None without git."""
+def _ask_git() -> subprocess.Popen[str] | None:
+    """Ask for the commit of the program, with a mark when tracked files differ from it; None without git."""
     program = getattr(sys.modules.get("__main__"), "__file__", None)
-    folder = pathlib.Path(program).absolute().parent if program else pathlib.Path.cwd()
     try:
-        answer = subprocess.run(
+        return subprocess.Popen(
             ["git", "describe", "--always", "--abbrev=40", "--dirty=+changes", "--match="],
-            cwd=folder,
-            capture_output=True,
+            cwd=pathlib.Path(program).absolute().parent if program else pathlib.Path.cwd(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             text=True,
-            timeout=10,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except OSError:
         return None
-    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def _answer_of(process: subprocess.Popen[str] | None) -> str | None:
+    """Return what a process printed; None if it failed or took too long."""
+    if process is None:
+        return None
+    with process:
+        try:
+            answer, _ = process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return None
+    return answer.strip() if process.returncode == 0 else None
 
 
 def now() -> float:

@@ -91,12 +91,21 @@ class DataLoader:
         `seed` decides the order of a shuffled epoch; without it, torch's own seed does.
         """
         _check_position(skip, num_replicas, rank)
+        if self.is_iterable and skip:
+            raise ValueError(
+                f"get_data_loader(skip={skip}): an IterableDataset has no positions to go to; iterate past batches."
+            )
         if seed is None or self._options["generator"] is not None:
             seed = self._own_seed()
         if self.is_iterable:
             options = self._options | {"generator": _worker_generator(seed)}
             return TorchDataLoader(self.dataset, self.batch_size, drop_last=self.drop_last, **options)
         return self._torch_loader(seed, repeat=repeat, skip=skip, num_replicas=num_replicas, rank=rank)
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that load batches; 0 for loading in the training process."""
+        return int(self._options["num_workers"])
 
     @property
     def is_iterable(self) -> bool:
@@ -146,11 +155,11 @@ class DataLoader:
             num_replicas=num_replicas,
             rank=rank,
             epoch=epoch,
-            keyed=self._options["num_workers"] > 0,
+            keyed=self.num_workers > 0,
         )
 
     def _keyed_dataset(self, seed: int) -> Any:
-        return KeyedDataset(self.dataset, seed) if self._options["num_workers"] else self.dataset
+        return KeyedDataset(self.dataset, seed) if self.num_workers else self.dataset
 
 
 def batches_of(loader: Any) -> Iterator[Any]:

@@ -175,6 +175,9 @@ def _match_epochs(progress: Progress, epoch_length: int | None) -> None:
 def _build_data(trial: PyTorchTrial, context: PyTorchTrialContext) -> tuple[Stream, Any]:
     training = _checked_loader(trial.build_training_data_loader(), "build_training_data_loader", context)
     validation = _checked_loader(trial.build_validation_data_loader(), "build_validation_data_loader", context)
+    if any(getattr(loader, "num_workers", 0) for loader in (training, validation)):
+        # Workers are forked, and must not be while the other thread imports: they would inherit a held lock.
+        context.services.recording.wait()
     ranks = context.distributed
     stream = stream_of(training, ranks.size, ranks.rank)
     if isinstance(validation, DataLoader):

@@ -25,8 +25,8 @@ from determined.pytorch._profile import ProfilerSettings
 from determined.pytorch._run import FitSettings, run
 from determined.pytorch._trial import PyTorchTrial, check_evaluation
 
-# What torch says when nobody has seeded it.
-_UNSEEDED = torch.Generator().initial_seed()
+# Seeds that torch may have without the program's doing: its first one, and those of runs before in this process.
+_NOT_BY_THE_PROGRAM = {torch.Generator().initial_seed()}
 
 
 @contextlib.contextmanager
@@ -179,7 +179,7 @@ def _check_init(hparams: Any, exp_conf: Any, distributed: Any, aggregation_frequ
 def _seed(info: ClusterInfo | None, config: Mapping[str, Any] | None) -> int:
     """Return the seed of the run, and seed everything with it unless the program has seeded torch itself."""
     given = info.trial.trial_seed if info else ((config or {}).get("reproducibility") or {}).get("experiment_seed")
-    if given is None and (own := torch.initial_seed()) != _UNSEEDED:
+    if given is None and (own := torch.initial_seed()) not in _NOT_BY_THE_PROGRAM:
         return own % 2**31
     if given is not None and (isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < 2**32):
         raise ValueError(
@@ -187,6 +187,7 @@ def _seed(info: ClusterInfo | None, config: Mapping[str, Any] | None) -> int:
         )
     seed = secrets.randbits(31) if given is None else given
     _rng.seed_all(seed)
+    _NOT_BY_THE_PROGRAM.add(seed)
     return seed
 
 
