@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # both on the CPU; read when torch is first asked for a GPU
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

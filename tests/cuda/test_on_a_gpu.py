@@ -170,19 +170,15 @@ def test_a_metric_changed_in_place_after_it_was_returned_is_noticed() -> None:
 def test_no_window_waits_for_the_gpu() -> None:
     class Watched(GpuTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-            # From the second batch on, to the next report.
-            torch.cuda.set_sync_debug_mode("error" if batch_idx % 10 else "default")
+            # Between the second batch and the last, after which the window is read.
+            torch.cuda.set_sync_debug_mode("error" if 0 < batch_idx < 8 else "default")
             return super().train_batch(batch, epoch_idx, batch_idx)
 
-    class Unwatch(pytorch.PyTorchCallback):
-        def on_training_workload_end(self, avg_metrics: Any, batch_metrics: Any) -> None:
-            torch.cuda.set_sync_debug_mode("default")
-
     with pytorch.init() as context:
-        trial = Watched(context)
-        trial.build_callbacks = lambda: {"unwatch": Unwatch()}  # type: ignore[method-assign]
         try:
-            pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(9), reporting_period=pytorch.Batch(100))
+            pytorch.Trainer(Watched(context), context).fit(
+                max_length=pytorch.Batch(9), reporting_period=pytorch.Batch(100)
+            )
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
