@@ -9,11 +9,12 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := .demo
 
-.PHONY: help venv demo test lint format docs bench clean
+.PHONY: help venv demo test torture lint format docs bench clean
 
 help:
 	@echo "make demo     train the digits example to 97 % accuracy and show its record and learning curves"
 	@echo "make test     check style and types, then run the tests"
+	@echo "make torture  kill a training 200 times and check that it ends with the same bits (minutes)"
 	@echo "make lint     check style and types only"
 	@echo "make format   rewrite the sources in the project's style"
 	@echo "make docs     build the documentation into site/"
@@ -41,6 +42,12 @@ demo: $(INSTALLED)
 
 test: lint
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --cov --cov-report=term
+
+# Sweeps over every system call too where there is strace.
+torture: export DET_PROGRESS := 0
+torture: $(INSTALLED)
+	$(BIN)/python tests/torture/sweep.py
+	$(BIN)/python tests/torture/torture.py --kills 200 --jobs $(TEST_WORKERS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from determined import pytorch, tracking
+from determined import pytorch, storage, tracking
 from determined.pytorch import Batch
 from trials import LineTrial, trainer
 
@@ -35,10 +35,28 @@ def state_in(folder: pathlib.Path) -> dict[str, Any]:
     return state
 
 
+def reseal(folder: pathlib.Path) -> None:
+    """Make a changed checkpoint one whose files are as its manifest says."""
+    storage.Manifest.of(folder, storage.Manifest.read(folder).origin).write(folder)
+
+
 def change_state(folder: pathlib.Path, **changes: Any) -> None:
     """Change entries of a checkpoint; None removes one."""
     state = state_in(folder) | changes
     torch.save({key: value for key, value in state.items() if value is not None}, folder / "state_dict.pth")
+    reseal(folder)
+
+
+def change_file(path: pathlib.Path, contents: str | bytes) -> None:
+    """Write a file of a checkpoint anew, and its manifest with it."""
+    path.write_bytes(contents.encode() if isinstance(contents, str) else contents)
+    reseal(next(folder for folder in path.parents if (folder / "manifest.json").exists()))
+
+
+def program_in(folder: pathlib.Path) -> pathlib.Path:
+    """Return where the modules of the tests are in a checkpoint: below `code/` as below their repository."""
+    (file,) = (folder / "code").rglob("trials.py")
+    return file.parent
 
 
 def trial_with(callback: pytorch.PyTorchCallback, base: type[LineTrial] = LineTrial) -> type[LineTrial]:

@@ -127,7 +127,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to_dense().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().to_dense().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
 def records() -> tracking.Records:

@@ -104,3 +104,36 @@ def test_a_later_report_of_a_step_replaces_the_earlier() -> None:
 def test_a_value_that_is_not_finite_leaves_a_gap(value: float) -> None:
     panels = _plot.arrange([report(1, "training", loss=value)])
     assert math.isnan(panels["loss"]["training"][1])
+
+
+@pytest.fixture
+def continued(start: Callable[..., tracking.Recorder], finished: tracking.CheckpointSaved) -> None:
+    """A run that goes on from the checkpoint of the finished one, at step 20 of which 10 were reported."""
+    with start() as recorder:
+        recorder.write(
+            [
+                tracking.Continued(checkpoint=finished.uuid, steps_completed=20, reported_steps=10),
+                report(20, "training", loss=0.75),
+                report(30, "training", loss=0.5),
+            ]
+        )
+
+
+def test_curve_of_a_continued_trial_is_that_of_one_run(det: Det, continued: None) -> None:
+    rows = det("trial", "describe", 2, "--metrics", "--csv").stdout.splitlines()
+    header = rows[0].split(",")
+    cells = [dict(zip(header, row.split(","), strict=True)) for row in rows[1:]]
+    training = [(cell["step"], cell["loss"]) for cell in cells if cell["group"] == "training"]
+    assert training == [("10", "2.0"), ("20", "0.75"), ("30", "0.5")]
+    assert [cell["step"] for cell in cells if cell["group"] == "validation"] == ["20"]
+
+
+def test_tables_of_a_continued_trial_show_groups_that_only_the_earlier_run_reported(det: Det, continued: None) -> None:
+    assert "validation" in det("trial", "describe", 2, "--metrics").stdout
+
+
+def test_plot_of_a_continued_trial_has_the_curves_of_the_earlier_run(
+    det: Det, continued: None, tmp_path: pathlib.Path
+) -> None:
+    assert det("trial", "plot", 2, "--output", tmp_path / "curves.svg").exit_code == 0
+    assert "<!-- validation -->" in (tmp_path / "curves.svg").read_text()

@@ -284,7 +284,7 @@ def test_should_exit_from_a_batch_saves_unless_told_not_to(skip: bool) -> None:
 
     saved = [] if skip else CHECKPOINT
     calls = calls_of(Leaving, max_length=Batch(4))
-    assert calls == [*BEGINNING, "training_epoch_start 0", "train 0 0", "train 0 1", *WINDOW, *saved, *END]
+    assert calls == [*BEGINNING, "training_epoch_start 0", "train 0 0", "train 0 1", *saved, *WINDOW, *END]
 
 
 def test_should_exit_from_a_callback_after_a_validation_saves() -> None:
@@ -314,17 +314,17 @@ class StoppingTrial(RecordedTrial):
 
 def test_stop_request_finishes_the_batch_and_saves() -> None:
     calls = calls_of(StoppingTrial, max_length=Batch(4))
-    assert calls == [*BEGINNING, "training_epoch_start 0", "train 0 0", "train 0 1", *WINDOW, *CHECKPOINT, *END]
+    assert calls == [*BEGINNING, "training_epoch_start 0", "train 0 0", "train 0 1", *CHECKPOINT, *WINDOW, *END]
 
 
-def test_what_is_due_at_the_batch_of_a_stop_request_is_still_done() -> None:
+def test_validation_that_is_due_at_the_batch_of_a_stop_request_is_left_for_the_resume() -> None:
     calls = calls_of(StoppingTrial, max_length=Batch(4), validation_period=Batch(2), checkpoint_period=Batch(2))
-    assert calls == [*TO_VALIDATION, *VALIDATION, *CHECKPOINT, *END]
+    assert calls == [*TO_VALIDATION, *CHECKPOINT, *END]
 
 
 def test_invalid_hp_saves_and_ends_the_process_with_status_zero() -> None:
     calls, raised = failing("train 0 1", det.InvalidHP("lr is too large"))
-    assert calls == [*TO_VALIDATION, *CHECKPOINT, *END]
+    assert calls == [*TO_VALIDATION[:-1], *CHECKPOINT, *WINDOW, *END]
     assert isinstance(raised, SystemExit)
     assert raised.code == 0
 
@@ -399,6 +399,14 @@ def test_evaluate_batch_without_index_still_works() -> None:
     class OldTrial(trials.LineTrial):
         def evaluate_batch(self, batch: Any) -> dict[str, Any]:  # type: ignore[override]
             return {"validation_loss": self.loss(batch)}
+
+    assert trials.fit(OldTrial, max_length=Batch(1)).seen == [(0, 0)]
+
+
+def test_evaluate_batch_with_an_option_but_without_index_works() -> None:
+    class OldTrial(trials.LineTrial):
+        def evaluate_batch(self, batch: Any, *, flag: bool = True) -> dict[str, Any]:  # type: ignore[override]
+            return {"validation_loss": self.loss(batch) if flag else None}
 
     assert trials.fit(OldTrial, max_length=Batch(1)).seen == [(0, 0)]
 

@@ -38,7 +38,7 @@ def files(folder: pathlib.Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-ALL = {"weights", "code/model.py", "metadata.json"}
+ALL = {"weights", "code/model.py", "metadata.json", "manifest.json"}
 
 
 def is_python(name: str) -> bool:
@@ -56,7 +56,7 @@ def test_shard_of_the_only_rank_is_the_checkpoint(checkpoints: core.CheckpointCo
     with checkpoints.store_path(shard=True) as (folder, storage_id):
         (folder / "weights").touch()
     with checkpoints.restore_path(storage_id) as folder:
-        assert files(folder) == {"weights", "metadata.json"}
+        assert files(folder) == {"weights", "metadata.json", "manifest.json"}
 
 
 def test_checkpoint_is_not_there_before_the_block_ends(checkpoints: core.CheckpointContext) -> None:
@@ -115,7 +115,7 @@ def test_upload_takes_a_relative_path(
     pathlib.Path("source").mkdir()
     pathlib.Path("source/file").touch()
     with checkpoints.restore_path(checkpoints.upload("source")) as folder:
-        assert files(folder) == {"file", "metadata.json"}
+        assert files(folder) == {"file", "metadata.json", "manifest.json"}
 
 
 def test_upload_honours_the_selector(checkpoints: core.CheckpointContext, tmp_path: pathlib.Path) -> None:
@@ -124,7 +124,7 @@ def test_upload_honours_the_selector(checkpoints: core.CheckpointContext, tmp_pa
         (tmp_path / "source" / name).touch()
     storage_id = checkpoints.upload(tmp_path / "source", selector=is_python)
     with checkpoints.restore_path(storage_id) as folder:
-        assert files(folder) == {"a.py", "metadata.json"}
+        assert files(folder) == {"a.py", "metadata.json", "manifest.json"}
 
 
 @pytest.mark.parametrize("kind", ["nothing", "file"])

@@ -34,6 +34,7 @@ class Run:
 
     def __call__(self) -> None:
         with core.init(**self.options) as context:
+            context.preempt.should_preempt()  # who never asks is ended by a signal as any program
             for which in self.signals:
                 signal.raise_signal(which)
             self.answers = [context.preempt.should_preempt(auto_ack=False) for _ in range(2)]
@@ -131,6 +132,7 @@ def test_process_that_was_signaled_has_the_status_of_shells(
         "import os, signal\n"
         "from determined import core\n"
         "with core.init() as context:\n"
+        "    context.preempt.should_preempt()\n"
         f"    os.kill(os.getpid(), {int(which)})\n"
         "    while not context.preempt.should_preempt():\n"
         "        pass\n"
@@ -171,3 +173,8 @@ def test_forked_child_survives_the_first_interrupt_of_its_terminal() -> None:
         child.start()
         child.join(30)
         assert child.exitcode == 0
+
+
+def test_program_that_never_asks_is_interrupted_as_any_other() -> None:
+    with pytest.raises(KeyboardInterrupt), core.init():
+        signal.raise_signal(signal.SIGINT)

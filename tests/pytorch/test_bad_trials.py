@@ -153,11 +153,6 @@ def searcher_metric_that_is_no_number() -> None:
     train(evaluating_all(metrics), init={"exp_conf": {"searcher": {"metric": "scores"}}}, checkpoint_policy="best")
 
 
-@mistake(RuntimeError, "['a', 'b'", "best_metric", "checkpoint_policy='all'", trains=True)
-def best_of_several_metrics() -> None:
-    train(evaluating_all({"a": 1.0, "b": 2.0}), checkpoint_policy="best")
-
-
 @mistake(errors.InvalidExperimentException, "'avg'", "pytorch.Reducer", "Reducer.AVG", "wrap_reducer()")
 def evaluation_reducer_as_text() -> None:
     train(variant(evaluation_reducer=lambda self: "avg"))

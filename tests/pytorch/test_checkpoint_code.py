@@ -47,11 +47,11 @@ def write_program(folder: pathlib.Path, storage: str = "") -> pathlib.Path:
     return script
 
 
-def run_program(script: pathlib.Path, **environment: str) -> str:
-    """Run a program in its folder and return what it printed."""
+def run_program(script: pathlib.Path, folder: pathlib.Path | None = None, **environment: str) -> str:
+    """Run a program, in its own folder unless told otherwise, and return what it printed."""
     done = subprocess.run(
         [sys.executable, str(script)],
-        cwd=script.parent,
+        cwd=folder or script.parent,
         env=os.environ | {"PYTHONPATH": str(pathlib.Path(det.__file__).parents[1])} | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -112,6 +112,69 @@ def test_program_is_kept_when_its_folder_is_the_store(tmp_path: pathlib.Path) ->
     saved = tracking.Records(script.parent / "tracking.db").checkpoints()
     expected = {"train.py", "helping/__init__.py", "helping/parts.py"}
     assert [code_of(pathlib.Path(one.path)) for one in saved] == [expected] * 2
+
+
+def write_project(folder: pathlib.Path) -> pathlib.Path:
+    """Write a program whose script lies beside the package that it imports."""
+    script = write_program(folder / "scripts")
+    shutil.move(folder / "scripts" / "helping", folder / "helping")
+    (folder / "README.md").touch()
+    return_to_top = f"import sys\nsys.path.insert(0, {str(folder)!r})\n"
+    script.write_text(return_to_top + script.read_text())
+    return script
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_program_in_a_subfolder_of_git_is_the_whole_of_what_git_tracks(tmp_path: pathlib.Path) -> None:
+    project = tmp_path / "project"
+    script = write_project(project)
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    subprocess.run(["git", "add", "README.md", "scripts/train.py"], cwd=project, check=True)
+    run_program(script)
+    saved = pathlib.Path(records().checkpoints()[0].path)
+    assert code_of(saved) == {"README.md", "scripts/train.py", "helping/__init__.py", "helping/parts.py"}
+    assert json.loads((saved / "load_data.json").read_text())["import_paths"] == [".", "scripts"]
+    shutil.rmtree(project)
+    assert type(pytorch.load_trial_from_checkpoint_path(saved)).__name__ == "Own"
+
+
+def test_program_in_a_subfolder_of_the_working_folder_is_all_that_it_imported(tmp_path: pathlib.Path) -> None:
+    project = tmp_path / "project"
+    run_program(write_project(project), folder=tmp_path)
+    saved = pathlib.Path(records().checkpoints()[0].path)
+    assert code_of(saved) == {"scripts/train.py", "helping/__init__.py", "helping/parts.py"}
+    shutil.rmtree(project)
+    assert type(pytorch.load_trial_from_checkpoint_path(saved)).__name__ == "Own"
+
+
+def test_working_folder_inside_the_package_is_no_obstacle(tmp_path: pathlib.Path) -> None:
+    script = write_program(tmp_path / "project")
+    run_program(script, folder=tmp_path / "project" / "helping")
+    saved = pathlib.Path(records().checkpoints()[0].path)
+    assert code_of(saved) == {"train.py", "helping/__init__.py", "helping/parts.py"}
+
+
+def test_module_of_a_package_around_the_working_folder_is_no_obstacle(tmp_path: pathlib.Path) -> None:
+    inner = tmp_path / "outer" / "inner"
+    script = write_program(inner)
+    script.write_text(
+        f"import sys\nsys.path.append({str(tmp_path)!r})\nimport outer.inner.unused\n" + script.read_text()
+    )
+    run_program(script)
+    saved = pathlib.Path(records().checkpoints()[0].path)
+    assert code_of(saved) == {"train.py", "unused.py", "helping/__init__.py", "helping/parts.py"}
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_repository_around_a_program_that_it_does_not_track_is_left_out(tmp_path: pathlib.Path) -> None:
+    around = tmp_path / "around"
+    script = write_program(around / "project")
+    (around / "settings").write_text("secret")
+    subprocess.run(["git", "init", "-q"], cwd=around, check=True)
+    subprocess.run(["git", "add", "settings"], cwd=around, check=True)
+    run_program(script)
+    saved = pathlib.Path(records().checkpoints()[0].path)
+    assert code_of(saved) == {"train.py", "helping/__init__.py", "helping/parts.py"}
 
 
 def test_file_of_the_program_that_vanishes_does_not_end_training(

@@ -11,7 +11,7 @@ from torch import nn
 
 import determined as det
 from determined import pytorch
-from saving import change_state, save, state_in, train
+from saving import change_file, change_state, reseal, save, state_in, train
 from trials import LineTrial
 
 
@@ -75,10 +75,10 @@ def test_checkpoint_that_lacks_a_part_is_refused_naming_it(key: str) -> None:
 
 
 @pytest.mark.parametrize("contents", [b"", b"nonsense", b"PK\x03\x04", b"\x80\x02]q\x00."])
-def test_damaged_file_is_refused(contents: bytes) -> None:
+def test_file_that_was_saved_as_something_else_is_refused(contents: bytes) -> None:
     folder = save()
-    (folder / "state_dict.pth").write_bytes(contents)
-    with pytest.raises(det.errors.InvalidCheckpointException, match=r"state_dict\.pth"):
+    change_file(folder / "state_dict.pth", contents)
+    with pytest.raises(det.errors.InvalidCheckpointException, match=r"state_dict\.pth (cannot be read|holds)"):
         train(latest_checkpoint=folder)
 
 
@@ -87,13 +87,30 @@ def test_cut_off_file_is_refused(kept: float) -> None:
     folder = save()
     whole = (folder / "state_dict.pth").read_bytes()
     (folder / "state_dict.pth").write_bytes(whole[: int(len(whole) * kept)])
-    with pytest.raises(det.errors.InvalidCheckpointException, match=r"state_dict\.pth"):
+    finding = rf"state_dict\.pth is damaged: it has \d+ bytes, and had {len(whole)}"
+    with pytest.raises(det.errors.InvalidCheckpointException, match=finding):
+        train(latest_checkpoint=folder)
+
+
+def test_cut_off_file_is_refused_also_where_the_manifest_fits_it() -> None:
+    folder = save()
+    whole = (folder / "state_dict.pth").read_bytes()
+    change_file(folder / "state_dict.pth", whole[: len(whole) // 2])
+    with pytest.raises(det.errors.InvalidCheckpointException, match=r"state_dict\.pth cannot be read"):
         train(latest_checkpoint=folder)
 
 
 def test_missing_file_is_refused() -> None:
     folder = save()
     (folder / "state_dict.pth").unlink()
+    with pytest.raises(det.errors.InvalidCheckpointException, match=r"state_dict\.pth is missing"):
+        train(latest_checkpoint=folder)
+
+
+def test_checkpoint_saved_without_a_state_is_refused() -> None:
+    folder = save()
+    (folder / "state_dict.pth").unlink()
+    reseal(folder)
     with pytest.raises(det.errors.InvalidCheckpointException, match=r"no state_dict\.pth"):
         train(latest_checkpoint=folder)
 

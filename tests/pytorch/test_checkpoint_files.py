@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import pathlib
 import stat
@@ -15,14 +16,15 @@ from torch import nn
 
 import determined as det
 from determined import pytorch
-from saving import records, save, state_in, train, trial_with
+from saving import program_in, records, save, state_in, train, trial_with
 from trials import LineTrial
 
 # What is in it
 
 
-def test_folder_holds_the_four_parts() -> None:
-    assert {path.name for path in save().iterdir()} == {"state_dict.pth", "load_data.json", "metadata.json", "code"}
+def test_folder_holds_its_parts_and_their_manifest() -> None:
+    own = {"state_dict.pth", "load_data.json", "metadata.json", "code"}
+    assert {path.name for path in save().iterdir()} == own | {"manifest.json"}
 
 
 def test_state_has_the_keys_that_programs_know() -> None:
@@ -60,7 +62,9 @@ def test_state_of_loss_scaling_is_kept_where_it_is_used() -> None:
 
 def test_load_data_describes_the_trial() -> None:
     folder = save(hparams={"lr": 0.1}, exp_conf={"name": "lines", "data": {"path": "x"}})
-    assert json.loads((folder / "load_data.json").read_text()) == {
+    described = json.loads((folder / "load_data.json").read_text())
+    assert program_in(folder).relative_to(folder / "code").as_posix() in described.pop("import_paths")
+    assert described == {
         "trial_type": "PyTorchTrial",
         "experiment_config": {"name": "lines", "data": {"path": "x"}},
         "hparams": {"lr": 0.1},
@@ -79,7 +83,7 @@ def test_metadata_says_how_far_and_by_what() -> None:
 
 def test_code_holds_the_module_of_the_trial() -> None:
     source = pathlib.Path(sys.modules["trials"].__file__ or "")
-    assert (save() / "code" / "trials.py").read_bytes() == source.read_bytes()
+    assert (program_in(save()) / "trials.py").read_bytes() == source.read_bytes()
 
 
 def test_folder_is_for_this_user_alone() -> None:
@@ -89,6 +93,7 @@ def test_folder_is_for_this_user_alone() -> None:
 def test_record_lists_the_files_with_their_sizes() -> None:
     folder = save()
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    del files["manifest.json"]
     assert records().checkpoints()[-1].resources == files
 
 
@@ -176,7 +181,7 @@ class Opaque:
 def test_object_in_callback_state_is_refused_and_leaves_nothing(given: Any, named: str, tmp_path: pathlib.Path) -> None:
     with pytest.raises(det.errors.InvalidExperimentException, match=rf"callbacks\.mine\.value.*{named}"):
         train(trial_with(Keeper(given)))
-    assert list((tmp_path / "det-home" / "checkpoints").iterdir()) == []
+    assert list((tmp_path / "det-home" / "checkpoints").glob("*")) == []
     assert records().checkpoints() == []
 
 
@@ -233,3 +238,28 @@ def test_exception_while_writing_leaves_nothing(hook: str, tmp_path: pathlib.Pat
     store = tmp_path / "det-home" / "checkpoints"
     assert not store.exists() or list(store.iterdir()) == []
     assert records().checkpoints() == []
+
+
+def test_object_in_callback_state_is_refused_before_the_first_batch() -> None:
+    seen = []
+
+    class Trial(LineTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            seen.append(batch_idx)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    with pytest.raises(det.errors.InvalidExperimentException, match="mine"):
+        train(trial_with(Keeper(Opaque()), Trial))
+    assert seen == []
+
+
+def test_ordered_dict_with_arrays_in_callback_state_survives() -> None:
+    given = collections.OrderedDict(b=np.arange(3), a=collections.OrderedDict(c=[np.float32(0.5), np.ones((2, 2))]))
+    folder = save(trial_with(Keeper(given)))
+    keeper = Keeper()
+    train(trial_with(keeper), latest_checkpoint=folder)
+    assert type(keeper.loaded) is collections.OrderedDict
+    assert list(keeper.loaded) == ["b", "a"]
+    assert np.array_equal(keeper.loaded["b"], given["b"])
+    assert keeper.loaded["a"]["c"][0] == 0.5
+    assert np.array_equal(keeper.loaded["a"]["c"][1], np.ones((2, 2)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler, get_worker_info
 
 from determined import pytorch
 from exactness import Samples
@@ -101,6 +102,25 @@ def test_worker_init_fn_and_collate_fn_reach_its_loader() -> None:
     made = pytorch.DataLoader(range(4), 2, collate_fn=sum, worker_init_fn=print, timeout=0).get_data_loader()
     assert list(made) == [1, 5]
     assert made.worker_init_fn is print
+
+
+def test_loader_has_the_attributes_of_torchs() -> None:
+    options: dict[str, Any] = {
+        "collate_fn": list,
+        "generator": torch.Generator(),
+        "pin_memory": False,
+        "timeout": 3,
+        "worker_init_fn": print,
+        "prefetch_factor": 4,
+        "persistent_workers": True,
+        "sampler": SequentialSampler(range(4)),
+    }
+    loader = pytorch.DataLoader(range(4), 2, num_workers=1, multiprocessing_context="spawn", **options)
+    assert {name: getattr(loader, name) for name in options} == options
+    assert loader.multiprocessing_context.get_start_method() == "spawn"
+    assert list(loader.batch_sampler) == [[0, 1], [2, 3]]
+    with pytest.raises(AttributeError, match="'DataLoader' object has no attribute 'colate_fn'"):
+        loader.colate_fn  # noqa: B018  # the access is the test
 
 
 @pytest.mark.parametrize(
@@ -335,6 +355,36 @@ def test_data_set_of_the_real_loader_has_the_attributes_of_the_users(workers: in
     assert len(data) == 6
     with pytest.raises(AttributeError, match="breeds"):
         data.breeds  # noqa: B018  # the access is the test
+
+
+class Adjustable(Dataset[Any]):
+    """Says what was set on it, and what its process does about Ctrl-C."""
+
+    shard = -1
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> tuple[int, bool]:
+        return self.shard, signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def set_shard(worker_id: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.shard = 10 + worker_id  # type: ignore[attr-defined]  # that of Adjustable
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_take_what_worker_init_fn_sets_and_leave_ctrl_c_to_the_training(method: str) -> None:
+    loader = pytorch.DataLoader(
+        Adjustable(),
+        collate_fn=list,
+        num_workers=2,
+        worker_init_fn=set_shard,
+        multiprocessing_context=method,
+    )
+    assert list(loader.get_data_loader(seed=1)) == [[(10, True)], [(11, True)]]
 
 
 def test_workers_may_be_spawned() -> None:

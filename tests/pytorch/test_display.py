@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pathlib
 import pty
@@ -94,11 +95,13 @@ def test_each_checkpoint_is_a_line(lines: Callable[..., list[str]]) -> None:
 
 
 def test_the_end_says_where_everything_is(lines: Callable[..., list[str]]) -> None:
+    lines(max_length=Batch(1))
     *_, checkpoints, tensorboard, record, following = (line.strip() for line in lines(max_length=Batch(1)))
     assert checkpoints == f"checkpoints: {home().checkpoints}"
-    assert tensorboard == f"TensorBoard: {home().tensorboard(1, 1)}"
-    assert record == "record: det experiment describe 1"
-    assert following.startswith(f"continue: DET_LATEST_CHECKPOINT={latest_checkpoint()} ")
+    assert tensorboard == f"TensorBoard: {home().tensorboard(2, 2)}"
+    assert record == "record: det experiment describe 2"
+    # Another fit of this process was the first, which the environment variable would be for.
+    assert following == f"continue: fit(latest_checkpoint={latest_checkpoint()!r})"
 
 
 def test_tensorboard_that_is_off_is_not_mentioned(lines: Callable[..., list[str]]) -> None:
@@ -155,6 +158,72 @@ class Second(core.DistributedContext):
 
 def test_ranks_other_than_the_chief_show_nothing(lines: Callable[..., list[str]]) -> None:
     assert lines(init={"distributed": Second()}, max_length=Batch(2), validation_period=Batch(1)) == []
+
+
+# Output that does not work
+
+
+class Tee:
+    """Has no more than what `print` needs."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        pass
+
+
+class NobodyReads(Tee):
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+class Disk(io.StringIO):
+    """Full."""
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def closed() -> io.StringIO:
+    output = io.StringIO()
+    output.close()
+    return output
+
+
+@pytest.mark.parametrize("switch", ["0", "1", None])
+@pytest.mark.parametrize("output", [lambda: None, NobodyReads, Disk, closed])
+def test_training_goes_on_where_nothing_can_be_shown(
+    output: Callable[[], Any], switch: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DET_PROGRESS")
+    if switch:
+        monkeypatch.setenv("DET_PROGRESS", switch)
+    monkeypatch.setattr(sys, "stdout", output())
+    assert len(fit(max_length=Batch(2)).seen) == 2
+
+
+def test_output_that_cannot_tell_whether_it_is_a_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DET_PROGRESS")
+    monkeypatch.setattr(sys, "stdout", tee := Tee())
+    fit(max_length=Batch(2))
+    assert "batch 2/2" in tee.text
+
+
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_characters_without_a_code_are_replaced(switch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Accents(LineTrial):
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+            return {"validation_loss": 0.0, "précision": 0.5}
+
+    monkeypatch.setenv("DET_PROGRESS", switch)
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    fit(Accents, max_length=Batch(2))
+    assert "pr?cision 0.5" in raw.getvalue().decode("ascii")
 
 
 # In processes of their own

@@ -186,3 +186,75 @@ def test_error_is_recorded() -> None:
         fit(Failing)
     (trial,) = records().trials(1)
     assert (trial.state, trial.reason) == (tracking.RunState.ERROR, "ZeroDivisionError: by nothing")
+
+
+class Failing(pytorch.PyTorchCallback):
+    """Fails in its shutdown, and notes that it was called."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.was_shut_down = False
+
+    def on_trial_shutdown(self) -> None:
+        self.was_shut_down = True
+        raise OSError(f"shutdown of {self.name}")
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("in training"), KeyboardInterrupt("at the terminal")])
+def test_shutdown_that_fails_hides_no_earlier_error_and_no_other_shutdown(error: BaseException) -> None:
+    callbacks = [Failing("a"), Failing("b")]
+
+    class Trial(LineTrial):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {callback.name: callback for callback in callbacks}
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        fit(Trial)
+    assert caught.value is error
+    assert [note for note in error.__notes__ if "OSError" in note] == [
+        "on_trial_shutdown() failed too: OSError: shutdown of a",
+        "on_trial_shutdown() failed too: OSError: shutdown of b",
+    ]
+    assert all(callback.was_shut_down for callback in callbacks)
+
+
+def test_shutdown_that_fails_after_a_training_is_the_error() -> None:
+    callbacks = [Failing("a"), Failing("b")]
+
+    class Trial(LineTrial):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {callback.name: callback for callback in callbacks}
+
+    with pytest.raises(OSError, match="shutdown of a") as caught:
+        fit(Trial)
+    assert "shutdown of b" in caught.value.__notes__[0]
+    assert saved_at() == [6]
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_should_exit_before_the_first_batch_leaves_fit_cleanly(skip: bool) -> None:
+    class Leave(pytorch.PyTorchCallback):
+        def on_training_start(self) -> None:
+            raise pytorch.ShouldExit(skip_exit_checkpoint=skip)
+
+    class Trial(LineTrial):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {"leave": Leave()}
+
+    assert fit(Trial).seen == []
+    assert saved_at() == ([] if skip else [0])
+    assert records().trial(1).state is tracking.RunState.COMPLETED
+
+
+def test_checkpoint_of_the_environment_is_for_the_first_fit_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(LineTrial, max_length=Batch(4))
+    monkeypatch.setenv("DET_LATEST_CHECKPOINT", latest_checkpoint())
+    first, second = fit(LineTrial), fit(LineTrial)
+    assert (len(first.seen), len(second.seen)) == (2, 6)
+    last_line = capsys.readouterr().out.splitlines()[-1]
+    assert last_line.endswith(f"continue: fit(latest_checkpoint={latest_checkpoint()!r})")

@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 
 import determined as det
 from determined import pytorch
-from saving import change_state, save, state_in
+from saving import change_file, change_state, program_in, reseal, save, state_in, train
 from trials import LineTrial
 
 load = pytorch.load_trial_from_checkpoint_path
@@ -25,7 +26,7 @@ load = pytorch.load_trial_from_checkpoint_path
 def describe(folder: pathlib.Path, **changes: Any) -> None:
     """Change entries of a checkpoint's load_data.json."""
     path = folder / "load_data.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    change_file(path, json.dumps(json.loads(path.read_text()) | changes))
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
@@ -75,16 +76,16 @@ def test_class_given_needs_no_code() -> None:
 
 def test_code_of_the_checkpoint_goes_before_that_of_this_process() -> None:
     folder = save()
-    code = folder / "code" / "trials.py"
-    code.write_text(code.read_text() + "\n\nLineTrial.edition = 'saved'\n")
+    code = program_in(folder) / "trials.py"
+    change_file(code, code.read_text() + "\n\nLineTrial.edition = 'saved'\n")
     assert load(folder).edition == "saved"
     assert not hasattr(LineTrial, "edition")
 
 
 def test_class_inside_a_class_is_found() -> None:
     folder = save()
-    code = folder / "code" / "trials.py"
-    code.write_text(code.read_text() + "\n\nclass Outer:\n    class Inner(LineTrial):\n        pass\n")
+    code = program_in(folder) / "trials.py"
+    change_file(code, code.read_text() + "\n\nclass Outer:\n    class Inner(LineTrial):\n        pass\n")
     describe(folder, trial_cls_spec="trials:Outer.Inner")
     assert type(load(folder)).__qualname__ == "Outer.Inner"
 
@@ -184,9 +185,9 @@ def test_trial_of_a_program_that_ran_by_itself_loads(
 
 def test_loading_leaves_this_process_as_it_was() -> None:
     folder = save()
-    (folder / "code" / "only_in_the_checkpoint.py").touch()
-    code = folder / "code" / "trials.py"
-    code.write_text(code.read_text() + "\n\nimport only_in_the_checkpoint\n")
+    (program_in(folder) / "only_in_the_checkpoint.py").touch()
+    code = program_in(folder) / "trials.py"
+    change_file(code, code.read_text() + "\n\nimport only_in_the_checkpoint\n")
     paths, modules, bytecode = list(sys.path), dict(sys.modules), sys.dont_write_bytecode
     load(folder)
     assert sys.path == paths
@@ -196,7 +197,7 @@ def test_loading_leaves_this_process_as_it_was() -> None:
 
 def test_loading_that_fails_leaves_this_process_as_it_was() -> None:
     folder = save()
-    (folder / "code" / "trials.py").write_text("import json\n1 / 0\n")
+    change_file(program_in(folder) / "trials.py", "import json\n1 / 0\n")
     paths, modules = list(sys.path), dict(sys.modules)
     with pytest.raises(ZeroDivisionError):
         load(folder)
@@ -215,8 +216,8 @@ def test_loading_leaves_the_checkpoint_as_it_was(monkeypatch: pytest.MonkeyPatch
 def test_modules_of_two_checkpoints_do_not_mix() -> None:
     folders = save(), save()
     for number, folder in enumerate(folders):
-        code = folder / "code" / "trials.py"
-        code.write_text(code.read_text() + f"\n\nLineTrial.number = {number}\n")
+        code = program_in(folder) / "trials.py"
+        change_file(code, code.read_text() + f"\n\nLineTrial.number = {number}\n")
     assert [load(folder).number for folder in (*folders, folders[0])] == [0, 1, 0]
 
 
@@ -260,6 +261,7 @@ def test_missing_file_is_refused_naming_it(name: str, options: dict[str, Any] | 
 def test_missing_code_is_refused_with_the_way_out() -> None:
     folder = save()
     (folder / "code").rename(folder / "gone")
+    reseal(folder)
     with pytest.raises(det.errors.InvalidCheckpointException, match="trial_class=YourTrial"):
         load(folder)
 
@@ -267,7 +269,7 @@ def test_missing_code_is_refused_with_the_way_out() -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"trial_type": "TFKerasTrial"}', "{}"])
 def test_description_that_makes_no_sense_is_refused(text: str) -> None:
     folder = save()
-    (folder / "load_data.json").write_text(text)
+    change_file(folder / "load_data.json", text)
     with pytest.raises(det.errors.InvalidCheckpointException, match=r"load_data\.json"):
         load(folder)
 
@@ -327,6 +329,25 @@ def test_weights_with_the_prefix_of_several_processes_load() -> None:
     assert torch.equal(load(folder).model.weight, weights["weight"])
 
 
+def test_checkpoint_without_import_paths_imports_from_its_code_folder() -> None:
+    folder = save()
+    own = program_in(folder)
+    description = json.loads((folder / "load_data.json").read_text())
+    del description["import_paths"]
+    if own != folder / "code":
+        (own / "trials.py").rename(folder / "code" / "trials.py")
+    change_file(folder / "load_data.json", json.dumps(description))
+    assert type(load(folder)).__name__ == "LineTrial"
+
+
+@pytest.mark.parametrize("paths", [["/"], ["../.."], [], "code", [1], None])
+def test_import_paths_that_are_not_in_the_code_are_refused(paths: Any) -> None:
+    folder = save()
+    describe(folder, import_paths=paths)
+    with pytest.raises(det.errors.InvalidCheckpointException, match="trial_class=YourTrial"):
+        load(folder)
+
+
 # Options of torch.load
 
 
@@ -347,3 +368,18 @@ def test_options_in_their_old_place_work_with_a_warning() -> None:
     change_state(folder, callbacks={"mine": Unusual()})
     with pytest.warns(DeprecationWarning, match=r"torch_load_kwargs=\{'weights_only': False\}"):
         assert isinstance(load(folder, LineTrial, weights_only=False), LineTrial)
+
+
+class Nested(LineTrial):
+    """Its model has one child, which is called as DDP calls what it wraps."""
+
+    def make_model(self) -> nn.Module:
+        return nn.Sequential(OrderedDict(module=nn.Linear(4, 1)))
+
+
+def test_model_whose_only_child_is_called_module_loads_and_resumes() -> None:
+    folder = save(Nested)
+    weights = state_in(folder)["models_state_dict"][0]
+    assert torch.equal(load(folder, Nested).model.module.weight, weights["module.weight"])
+    resumed = train(Nested, latest_checkpoint=folder)  # trained already
+    assert torch.equal(resumed.model.module.weight, weights["module.weight"])

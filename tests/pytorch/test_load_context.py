@@ -8,7 +8,7 @@ import pytest
 
 import determined as det
 from determined import pytorch
-from saving import save
+from saving import change_file, program_in, save
 from trials import LineTrial
 
 load = pytorch.load_trial_from_checkpoint_path
@@ -68,8 +68,8 @@ def test_trial_may_use_everything_of_the_context_that_a_constructor_uses() -> No
             self.seen_by = context.device, context.distributed.get_rank(), context.get_trial_seed()
     """
     folder = save()
-    code = folder / "code" / "trials.py"
-    code.write_text(code.read_text() + "\n\n" + textwrap.dedent(source))
+    code = program_in(folder) / "trials.py"
+    change_file(code, code.read_text() + "\n\n" + textwrap.dedent(source))
     description = folder / "load_data.json"
-    description.write_text(description.read_text().replace("trials:LineTrial", "trials:Rich"))
+    change_file(description, description.read_text().replace("trials:LineTrial", "trials:Rich"))
     assert load(folder).seen_by[1] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -206,3 +207,17 @@ def test_bad_steps_of_a_schedule_are_named(step: Any) -> None:
 
 def test_a_boundary_is_an_action_and_its_unit() -> None:
     assert _TrainBoundary(VALIDATE, Batch(3)) == _TrainBoundary(step_type=VALIDATE, unit=Batch(3))
+
+
+@pytest.mark.parametrize(
+    ("given", "value"), [(np.int64(5), 5), ([np.int32(2), 4], [2, 4]), (np.arange(1, 4), [1, 2, 3]), ((3, 1), (3, 1))]
+)
+def test_whole_numbers_of_numpy_are_whole_numbers(given: Any, value: Any) -> None:
+    assert Batch(given) == Batch(value)
+    assert repr(Batch(given)) == f"Batch({value})"
+
+
+@pytest.mark.parametrize("given", [True, np.True_, 1.0, np.float64(1), "3", None, [True], [np.float32(2)]])
+def test_other_values_are_refused(given: Any) -> None:
+    with pytest.raises(TypeError, match="whole number"):
+        Batch(given)

@@ -46,8 +46,9 @@ def test_best_metric_of_fit() -> None:
     assert scripted(values)(best_metric="a", smaller_is_better=False) == [1, 2, 4]
 
 
-def test_nan_is_never_best() -> None:
-    assert scripted([math.nan, 2.0, math.nan, 1.0, math.nan])() == [2, 4, 5]
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_never_best(bad: float) -> None:
+    assert scripted([bad, 2.0, bad, 1.0, bad])() == [2, 4, 5]
 
 
 def test_best_of_several_scalars_is_the_loss_by_its_usual_name() -> None:
@@ -60,17 +61,28 @@ def test_best_of_one_scalar_is_that_scalar_whatever_its_name() -> None:
     assert scripted(values)() == [1, 3, 4]
 
 
-def test_chosen_metric_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", "determined.pytorch"):
-        scripted([2.0, 1.0, 3.0])()
-    assert [m for m in caplog.messages if "best" in m] == [
-        "The best checkpoint is the one with the smallest validation_loss."
+def test_best_of_one_score_is_the_largest() -> None:
+    assert scripted([{"accuracy": a} for a in (0.5, 0.4, 0.6, 0.1)])() == [1, 3, 4]
+
+
+def test_what_fit_says_of_the_direction_goes_before_the_name() -> None:
+    values = [{"accuracy": a} for a in (0.5, 0.4, 0.6, 0.9)]
+    assert scripted(values)(smaller_is_better=True) == [1, 2, 4]
+
+
+def test_chosen_metric_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    scripted([2.0, 1.0, 3.0])()
+    said = [line for line in capsys.readouterr().out.splitlines() if "The best checkpoint" in line]
+    assert len(said) == 1
+    assert said[0].endswith("The best checkpoint is the one with the smallest validation_loss.")
+
+
+def test_where_nothing_says_what_to_compare_every_validation_is_saved(caplog: pytest.LogCaptureFixture) -> None:
+    assert scripted([{"a": 1.0, "b": 2.0}, {"a": 2.0, "b": 3.0}, {"a": 2.0, "b": 3.0}])() == [1, 2, 3]
+    assert [m.partition(";")[0] for m in caplog.messages] == [
+        "checkpoint_policy='best' cannot tell which of the validation metrics ['a', 'b', 'batches', 'epochs'] to "
+        "compare, so every validation is followed by a checkpoint"
     ]
-
-
-def test_ambiguous_metrics_are_an_error() -> None:
-    with pytest.raises(RuntimeError, match=r"cannot tell which of .*'a', 'b'.*best_metric.*'all'"):
-        scripted([{"a": 1.0, "b": 2.0}])()
 
 
 def test_missing_searcher_metric_is_an_error() -> None:

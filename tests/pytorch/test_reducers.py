@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchmetrics
@@ -287,3 +288,18 @@ def test_training_and_validation_may_use_one_name(context: PyTorchTrialContext) 
     context.wrap_reducer(sum, "total", for_validation=False).update(1)
     context.wrap_reducer(max, "total", for_training=False).update(2)
     assert (context.reduce_metrics(True), context.reduce_metrics(False)) == ({"total": 1}, {"total": 2})
+
+
+@pytest.mark.parametrize("result", [torch.tensor(2.5), torch.tensor([2.5]), np.float64(2.5), np.array(2.5)], ids=repr)
+@pytest.mark.parametrize("name", ["score", None])
+def test_result_of_one_number_is_a_number_that_a_searcher_can_compare(result: Any, name: str | None) -> None:
+    class Trial(LineTrial):
+        def __init__(self, context: PyTorchTrialContext) -> None:
+            super().__init__(context)
+            context.wrap_reducer(lambda _: result if name else {"score": result}, name)
+
+    fit(Trial, {"exp_conf": {"searcher": {"metric": "score"}}}, checkpoint_policy="best")
+    assert [report.metrics["score"] for report in records().metrics(1)] == [2.5, 2.5]
+    best = records().trial(1).best_validation
+    assert best is not None
+    assert best.value == 2.5

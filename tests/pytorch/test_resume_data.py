@@ -61,6 +61,27 @@ class EpochSampler(Reversed):
         return iter([(i + self.epoch) % 22 for i in range(22)])
 
 
+class OwnDraws(Reversed):
+    """A sampler of the user's with a generator that goes on from epoch to epoch."""
+
+    def __init__(self) -> None:
+        self.draws = np.random.RandomState(3)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.draws.permutation(22).tolist())
+
+
+class OwnOrder(Reversed):
+    """A sampler of the user's that shuffles again what it shuffled."""
+
+    def __init__(self) -> None:
+        self.order = list(range(22))
+
+    def __iter__(self) -> Iterator[int]:
+        random.shuffle(self.order)
+        return iter(self.order)
+
+
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(17)
 
@@ -73,6 +94,11 @@ LOADERS: dict[str, Callable[[Dataset[Any]], pytorch.DataLoader]] = {
     "drawing sampler": lambda data: pytorch.DataLoader(data, 4, sampler=DrawingSampler()),
     "drawing sampler, workers": lambda data: pytorch.DataLoader(data, 4, sampler=DrawingSampler(), num_workers=2),
     "epoch sampler": lambda data: pytorch.DataLoader(data, 4, sampler=EpochSampler()),
+    "sampler with draws of its own": lambda data: pytorch.DataLoader(data, 4, sampler=OwnDraws()),
+    "sampler with an order of its own": lambda data: pytorch.DataLoader(data, 4, sampler=OwnOrder()),
+    "batch_sampler with draws of its own": lambda data: pytorch.DataLoader(
+        data, batch_sampler=BatchSampler(OwnDraws(), 5, True)
+    ),
     "list as sampler": lambda data: pytorch.DataLoader(data, 4, sampler=list(range(0, 22, 2)) * 2),
     "batch_sampler": lambda data: pytorch.DataLoader(data, batch_sampler=BatchSampler(DrawingSampler(), 5, True)),
     "list as batch_sampler": lambda data: pytorch.DataLoader(data, batch_sampler=[[0, 1], [5, 7], [2, 3, 4], [6, 8]]),
@@ -111,6 +137,15 @@ def test_sampler_goes_on(name: str) -> None:
 
     whole = check_exact(Trial, [4, 6], max_length=Batch(11))
     assert len(whole.log) == 11
+
+
+def test_drawing_epochs_again_is_said_with_the_way_to_avoid_it(caplog: pytest.LogCaptureFixture) -> None:
+    stream = pytorch.DataLoader(range(22), 11, sampler=OwnDraws()).get_data_loader(repeat=True, skip=7)
+    next(iter(stream))
+    (message,) = caplog.messages
+    assert "OwnDraws" in message
+    assert "3 epochs" in message
+    assert "set_epoch(epoch)" in message
 
 
 def test_sampler_kept_by_the_program_goes_on_in_the_same_process() -> None:
@@ -209,7 +244,7 @@ class Counting(Samples):
         return super().__getitem__(index)
 
 
-class CountingSampler(Reversed):
+class CountingSampler(EpochSampler):
     """Counts the index lists that are drawn."""
 
     passes = 0
@@ -253,3 +288,22 @@ def test_data_of_another_length_is_said() -> None:
     with pytest.warns(UserWarning, match="another length"):
         resumed = run(Shorter, latest_checkpoint=first.checkpoints[8], max_length=Batch(10))
     assert [entry[:2] for entry in resumed.log] == [(4, 8), (4, 9)]
+
+
+@pytest.mark.usefixtures("unseeded_process")
+def test_seed_that_the_trial_gives_torch_makes_runs_repeat_and_is_recorded() -> None:
+    class SeedingTrial(UnseededTrial):
+        seed = 3
+
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            torch.manual_seed(self.seed)
+            np.random.seed(self.seed)
+            random.seed(self.seed)
+
+    fit: dict[str, Any] = {"max_length": Batch(8)}
+    first, again = run(SeedingTrial, UNSEEDED, **fit), run(SeedingTrial, UNSEEDED, **fit)
+    SeedingTrial.seed = 4
+    other = run(SeedingTrial, UNSEEDED, **fit)
+    assert first.log == again.log != other.log
+    assert [outcome.record.seed for outcome in (first, again, other)] == [3, 3, 4]

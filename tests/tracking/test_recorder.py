@@ -65,7 +65,7 @@ def test_a_second_run_gets_ids_of_its_own(
 def test_all_kinds_of_messages_go_into_one_write(recorder: tracking.Recorder, records: tracking.Records) -> None:
     recorder.write(
         [
-            tracking.Continued(checkpoint="before", steps_completed=5),
+            tracking.Continued(checkpoint="before", steps_completed=5, reported_steps=4),
             tracking.SeedChanged(seed=11),
             tracking.StatusChanged(status="validating"),
             tracking.MetadataChanged(metadata={"best": math.inf}),
@@ -115,11 +115,27 @@ def test_a_deleted_checkpoint_keeps_its_record(recorder: tracking.Recorder, reco
     assert states == {"one": tracking.CheckpointState.DELETED, "two": tracking.CheckpointState.COMPLETED}
 
 
-def test_a_write_that_fails_leaves_nothing(recorder: tracking.Recorder, records: tracking.Records) -> None:
-    recorder.write([saved("one")])
+def test_a_write_that_fails_leaves_nothing(
+    recorder: tracking.Recorder, records: tracking.Records, database: pathlib.Path
+) -> None:
+    connection = sqlite3.connect(database)
+    connection.execute("ALTER TABLE checkpoints RENAME TO aside")
+    connection.commit()
     with pytest.raises(errors.TrackingException, match=r"tracking\.db"):
         recorder.write([report(1, loss=1.0), saved("one")])
+    connection.execute("ALTER TABLE aside RENAME TO checkpoints")
+    connection.commit()
+    connection.close()
     assert records.metrics(recorder.trial_id) == []
+
+
+def test_a_checkpoint_that_is_on_record_can_be_recorded_again(
+    recorder: tracking.Recorder, records: tracking.Records
+) -> None:
+    recorder.write([saved("one")])
+    recorder.write([report(1, loss=1.0), saved("one")])
+    assert [one.uuid for one in records.checkpoints()] == ["one"]
+    assert len(records.metrics(recorder.trial_id)) == 1
 
 
 def test_writing_no_messages_does_nothing(recorder: tracking.Recorder, records: tracking.Records) -> None:

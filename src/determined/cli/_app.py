@@ -13,6 +13,7 @@ from determined import errors
 from determined._version import VERSION
 
 from . import checkpoint, experiment, trial
+from . import gc as gc_command
 from ._output import plain
 
 
@@ -42,6 +43,9 @@ for _noun, _commands in (
 ):
     app.add_typer(_commands, name=_noun)
     app.add_typer(_commands, name=_noun[0], hidden=True)
+
+
+app.command(name="gc")(gc_command.gc)
 
 
 @app.callback()

@@ -21,7 +21,9 @@ _SUMMARY_COLUMNS = ("group", "metric", "latest", "at step", "smallest", "largest
 @app.command()
 def describe(
     id: TrialId,
-    metrics: Annotated[bool, typer.Option("--metrics", help="Show every report of metrics.")] = False,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Show every report of metrics, also of the trials that it continues.")
+    ] = False,
     json: _output.Json = False,
     csv: _output.Csv = False,
 ) -> None:
@@ -29,7 +31,7 @@ def describe(
     format = _output.chosen_format(json, csv)
     records = _output.open_records()
     trial = records.trial(id)
-    reports = records.metrics(id) if metrics else None
+    reports = records.history(id) if metrics else None
     if format is _output.Format.JSON:
         _output.print_json(_described(trial, reports))
     elif format is _output.Format.CSV:
@@ -57,7 +59,7 @@ def _print_text(trial: tracking.TrialRecord, reports: list[tracking.MetricReport
     if reports is None:
         _output.print_table(_SUMMARY_COLUMNS, _summary_rows(trial), title="Metrics")
         return
-    for group in trial.summary:
+    for group in dict.fromkeys(report.group for report in reports):
         of_group = [report for report in reports if report.group == group]
         names = _metric_names(of_group)
         rows = [_report_row(report, names) for report in of_group]
@@ -120,7 +122,7 @@ def plot(
     trial = records.trial(id)
     experiment = records.experiment(trial.experiment_id)
     target = output or pathlib.Path(f"trial-{id}.png")
-    left_out = _plot.draw(records.metrics(id), f"{experiment.name}, trial {id}", target)
+    left_out = _plot.draw(records.history(id), f"{experiment.name}, trial {id}", target)
     if left_out:
         typer.echo(f"Left out for want of room: {_output.plain(', '.join(left_out), 1000)}", err=True)
     typer.echo(f"Wrote {_output.plain(target)}")

@@ -17,8 +17,7 @@ from determined import errors, storage, tracking
 from determined.core._distributed import DistributedContext
 from determined.core._metadata import checked_metadata
 from determined.core._recording import Recording, now
-
-METADATA_FILE = "metadata.json"
+from determined.core._recovery import METADATA_FILE, record_unrecorded
 
 Selector = Callable[[str], bool]
 
@@ -56,7 +55,7 @@ class CheckpointContext:
         storage_id = str(uuid.uuid4())
         metadata = checked_metadata("checkpoint", metadata)
         steps = _steps_completed(metadata)
-        with self.store.create(storage_id) as folder:
+        with self.store.create(storage_id, self._recording.origin) as folder:
             yield folder, storage_id
             (folder / METADATA_FILE).write_text(json.dumps(metadata, indent=2))
             resources = _resources(folder)
@@ -72,6 +71,13 @@ class CheckpointContext:
                 time=now(),
             )
         )
+        self._flush()
+        storage.reach("recorded")
+
+    def record_unrecorded(self) -> None:
+        """Put on record what was saved by a run that died before it could."""
+        if self._recording.is_kept:
+            record_unrecorded(self.store, self._recording.database)
 
     @contextlib.contextmanager
     def restore_path(
@@ -83,7 +89,7 @@ class CheckpointContext:
     ) -> Iterator[pathlib.Path]:
         """Give the folder of a checkpoint for reading; with a selector, one that holds only the chosen files."""
         _check_mode("restore_path", download_mode)
-        folder = self.store.path(storage_id)
+        folder = self.store.verified(storage_id)
         if selector is None:
             yield folder
             return
@@ -117,18 +123,20 @@ class CheckpointContext:
     ) -> None:
         """Copy a checkpoint's files into a folder."""
         _check_mode("download", download_mode)
-        folder, target = self.store.path(storage_id), pathlib.Path(ckpt_dir)
+        folder, target = self.store.verified(storage_id), pathlib.Path(ckpt_dir)
         if target.exists() and not target.is_dir():
             raise errors.StorageException(f"download(ckpt_dir={str(ckpt_dir)!r}): that is a file; pass a folder.")
         target.mkdir(parents=True, exist_ok=True)
         _place(folder, target, selector, shutil.copyfile)
+        if selector is None:  # a whole checkpoint, which can be verified where it is now
+            shutil.copyfile(folder / storage.MANIFEST_FILE, target / storage.MANIFEST_FILE)
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
         """Return the metadata that was saved with a checkpoint."""
         path = self.store.path(storage_id) / METADATA_FILE
         try:
             metadata = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise errors.InvalidCheckpointException(f"{path} cannot be read as JSON: {error}") from error
         if not isinstance(metadata, dict):
             raise errors.InvalidCheckpointException(
@@ -140,7 +148,8 @@ class CheckpointContext:
         """Remove a checkpoint for good."""
         folder = self.store.path(storage_id)
         self._recording.put(tracking.CheckpointDeleted(uuid=folder.name))
-        self._flush()
+        self._recording.confirm()
+        storage.reach("unlisted")
         self.store.delete(storage_id)
 
 
@@ -159,8 +168,11 @@ def _check_mode(call: str, mode: Any) -> None:
 
 
 def _resources(folder: pathlib.Path) -> dict[str, int]:
+    """Return the sizes of the files that a checkpoint was given; its manifest is the store's."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+    sizes.pop(storage.MANIFEST_FILE, None)
+    return sizes
 
 
 def _place(

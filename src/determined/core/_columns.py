@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -32,3 +33,11 @@ class BatchColumns(Sequence[Mapping[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for i in range(self._count):
             yield {name: values[i] for name, values in self.columns.items() if values[i] is not MISSING}
+
+
+def as_float(value: Any) -> float:
+    """Return a number as a float; one beyond the largest is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import logging
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from determined import errors, storage, tensorboard, tracking
 from determined._home import home
 from determined._info import ClusterInfo, get_cluster_info
 from determined.core._checkpoint import CheckpointContext
+from determined.core._collect import collect
 from determined.core._distributed import DistributedContext
 from determined.core._outbox import Outbox
 from determined.core._preempt import PreemptContext, PreemptMode
@@ -22,6 +24,8 @@ from determined.core._recording import Recording, RunFacts, now
 from determined.core._scalars import ScalarLog
 from determined.core._searcher import SearcherContext
 from determined.core._train import EarlyExitReason, TrainContext
+
+logger = logging.getLogger("determined.core")
 
 StorageLocation = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -52,6 +56,8 @@ class Context:
         _check_member("preempt_mode", preempt_mode, PreemptMode)
         _check_member("tensorboard_mode", tensorboard_mode, TensorboardMode)
         store = storage.store_for(checkpoint_storage, home().checkpoints)
+        section = checkpoint_storage if isinstance(checkpoint_storage, Mapping) else {}
+        self._retention = storage.Retention.of_section(section)
         self.info = info
         self.distributed = distributed
         self._outbox = Outbox()
@@ -103,12 +109,28 @@ class Context:
             stack.callback(tensorboard.set_current, None)
             stack.callback(self.profiler.off)
 
+    def collect_checkpoints(self, metric: tuple[str, bool] | None, protected: str | None = None) -> list[str]:
+        """Delete the experiment's checkpoints that `checkpoint_storage` does not ask to keep; returns their ids.
+
+        `metric` is what the best are the best of: (name, smaller_is_better). The checkpoint `protected` stays.
+        """
+        if self._retention is None or self.info is not None or not self.recording.is_kept:
+            return []
+        try:
+            self.recording.confirm()
+            return collect(self.checkpoint, self.recording, self._retention, metric, protected)
+        except (errors.TrackingException, errors.StorageException, OSError) as error:
+            # The training is done and saved; what stays too long is no reason to lose what follows it.
+            logger.warning("Not all checkpoints that need not stay could be deleted: %s", error)
+            return []
+
     def flush(self) -> None:
         """Wait until everything reported so far is written."""
         self.scalars.flush()
 
     def _leave(self, error: BaseException | None) -> Exception | None:
         """Record how the run ended and close all; returns the first thing that could not be written."""
+        self.preempt.listen()  # a signal that comes now must not keep the end from being written
         failures: list[Exception] = []
         try:
             failures += _failure_of(self.flush)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import faulthandler
 import os
 import signal
+import sys
 import threading
 from types import FrameType
 from typing import Any
@@ -28,11 +30,17 @@ class PreemptContext:
         self._mode = mode
         self._previous: dict[int, Any] = {}
         self._process = os.getpid()
+        self._stacks = False
+        self._listeners = 0
+        self._polled = False
         self.signum: int | None = None
         """The signal that asked to stop, if one did."""
 
     def should_preempt(self, auto_ack: bool = True) -> bool:
         """Say whether to save and stop now. In the default mode all ranks must ask together."""
+        if not self._polled:
+            self._polled = True
+            self.listen()
         if self._mode is PreemptMode.WorkersAskChief:
             return self._distributed.broadcast(self.signum is not None)
         if self._mode is PreemptMode.ChiefOnly and not self._distributed.is_chief:
@@ -45,8 +53,17 @@ class PreemptContext:
     def acknowledge_preemption_signal(self) -> None:
         """Say that stopping has begun; needed only after `should_preempt(auto_ack=False)`."""
 
+    def listen(self) -> None:
+        """Say that somebody looks at `signum` from now on, so that a signal need not end the process at once."""
+        self._listeners += 1
+
+    def stop_listening(self) -> None:
+        """Take back one `listen`."""
+        self._listeners -= 1
+
     def start(self) -> None:
-        """Listen to SIGTERM and SIGINT; only the main thread can."""
+        """Listen to SIGTERM and SIGINT, which only the main thread can; show all stacks on SIGUSR1."""
+        self._stacks = _show_stacks_on(signal.SIGUSR1)
         if threading.current_thread() is threading.main_thread():
             for which in (signal.SIGTERM, signal.SIGINT):
                 # None stands for a handler that was not set from Python, and cannot be set from there either.
@@ -54,16 +71,43 @@ class PreemptContext:
 
     def close(self) -> None:
         """Give the signals back to whoever had them."""
+        if self._stacks:
+            faulthandler.unregister(signal.SIGUSR1)
+            self._stacks = False
         for which, handler in self._previous.items():
             signal.signal(which, handler)
         self._previous.clear()
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if signum == signal.SIGTERM and os.getpid() != self._process:
-            # A forked child, such as a worker of a pool: who ends it does not mean the training.
-            signal.signal(signum, self._previous[signum])
+        if os.getpid() != self._process:
+            # A forked child, such as a loader worker: an interrupt at the terminal is for the training to answer.
+            if signum != signal.SIGINT:
+                self._pass_on(signum, frame)
+        elif not self._listeners or (self.signum is not None and signum == signal.SIGINT):
+            self._pass_on(signum, frame)
+        else:
+            self.signum = self.signum or signum
+
+    def _pass_on(self, signum: int, frame: FrameType | None) -> None:
+        """Let the signal do what it would have done without us."""
+        previous = self._previous[signum]
+        if callable(previous):
+            previous(signum, frame)
+        elif previous == signal.SIG_DFL:
+            signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
-            return
-        if self.signum is not None and signum == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.signum = signum
+
+
+def _show_stacks_on(signum: signal.Signals) -> bool:
+    """Print the stacks of all threads on a signal, without ending anything; False where there is no such way.
+
+    A program that uses the signal for something of its own keeps it.
+    """
+    if signal.getsignal(signum) is not signal.SIG_DFL:
+        return False
+    output = sys.__stderr__
+    try:
+        faulthandler.register(signum, file=output or sys.stderr, all_threads=True)
+    except (AttributeError, OSError, RuntimeError, ValueError):  # no real file behind the error output
+        return False
+    return True

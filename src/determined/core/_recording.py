@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import pathlib
 import socket
@@ -14,7 +15,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from determined import tracking
+from determined import errors, tracking
 from determined._home import Home
 from determined._info import ClusterInfo
 from determined._version import VERSION
@@ -22,6 +23,10 @@ from determined.core._outbox import Outbox
 
 if TYPE_CHECKING:
     from determined.tracking import Message, Recorder
+
+logger = logging.getLogger("determined.core")
+
+_MOST_UNWRITTEN = 100_000
 
 UNRECORDED_ID = 0
 """Experiment and trial id of a run that could not be recorded."""
@@ -53,6 +58,8 @@ class Recording:
         # Started on this thread: loader workers forked meanwhile would keep a pipe open that the other waits on.
         self._git = None if info else _ask_git()
         self._opened = threading.Event()
+        self._unwritten: list[Message] = []
+        self._has_complained = False
         outbox.put(self._open, None, urgent=True)
 
     @property
@@ -76,6 +83,11 @@ class Recording:
         return self._recorder is not None
 
     @property
+    def database(self) -> pathlib.Path:
+        """The tracking database."""
+        return self._home.database
+
+    @property
     def tensorboard_path(self) -> pathlib.Path:
         """The folder of this trial's TensorBoard files."""
         return self._home.tensorboard(self.experiment_id, self.trial_id)
@@ -84,15 +96,46 @@ class Recording:
         """Add to the record; returns at once."""
         self._outbox.put(self._write, message)
 
+    def confirm(self) -> None:
+        """Wait until all that was put is in the database, or raise what keeps it out."""
+        self._outbox.flush()
+        if self._unwritten and self._recorder is not None:
+            self._recorder.write(self._unwritten)
+            self._unwritten.clear()
+
     def best_validation(self, metric: str, smaller_is_better: bool) -> float | None:
         """Return the experiment's best recorded validation of a metric."""
         self._outbox.flush()
         return self._recorder.best_validation(metric, smaller_is_better) if self._recorder else None
 
+    def earlier_checkpoints(self) -> list[tracking.CheckpointRecord]:
+        """Return the checkpoints to continue this run from, newest first: of its trial, or locally of its name."""
+        if not self.is_kept:
+            return []
+        from determined.tracking import CheckpointState, Records
+
+        records = Records(self._home.database)
+        if self._info is not None:
+            found = records.checkpoints(trial_id=self._info.trial.trial_id)
+        else:
+            found = records.checkpoints_of_experiments(self._facts.name)
+        return [one for one in reversed(found) if one.state is CheckpointState.COMPLETED]
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What a checkpoint says of the run that saved it, so that it can be recorded later if a crash came first."""
+        ids = {"experiment_id": self.experiment_id, "trial_id": self.trial_id}
+        return {"database": str(self._home.database), **ids}
+
     def close(self) -> None:
         """Let go of the database. The outbox must have been closed before."""
         if self._recorder is not None:
             self._recorder.close()
+        if self._unwritten:
+            raise errors.TrackingException(
+                f"{len(self._unwritten)} reports of this run are not in {self._home.database}, which could not be "
+                "written; the checkpoints are safe. Make room or permission there, or set DET_HOME to another folder."
+            )
 
     def _ids(self) -> tuple[int, int]:
         self._opened.wait()
@@ -122,8 +165,26 @@ class Recording:
         return Recorder.start(self._home.database, _describe(self._facts, commit))
 
     def _write(self, messages: Sequence[Message]) -> None:
-        if self._recorder is not None:
-            self._recorder.write(messages)
+        """Write to the database; what it does not take now is kept, so that training need not end for it."""
+        if self._recorder is None:
+            return
+        self._unwritten += messages
+        try:
+            self._recorder.write(self._unwritten)
+        except errors.TrackingException as error:
+            self._complain(error)
+            del self._unwritten[:-_MOST_UNWRITTEN]
+        else:
+            self._unwritten.clear()
+
+    def _complain(self, error: errors.TrackingException) -> None:
+        if not self._has_complained:
+            self._has_complained = True
+            logger.warning(
+                "The record of this run cannot be written: %s Training goes on, and writing is tried again with each "
+                "report.",
+                error,
+            )
 
 
 def _describe(facts: RunFacts, git_commit: str | None) -> tracking.RunDescription:

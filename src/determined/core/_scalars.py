@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from determined import tensorboard
-from determined.core._columns import BatchColumns
+from determined.core._columns import BatchColumns, as_float
 from determined.core._outbox import Outbox
 from determined.core._recording import Recording, now
+
+logger = logging.getLogger("determined.core")
 
 POSITIONS = ("batches", "epochs")
 """Metrics that say how far training has come: what other curves are drawn over, and none themselves."""
@@ -36,6 +40,7 @@ class ScalarLog:
         self._file: tensorboard.EventFile | None = None
         self._making_file = threading.Lock()
         self._last_time = now()
+        self._has_complained = False
         self.enabled = enabled
 
     @property
@@ -67,14 +72,35 @@ class ScalarLog:
         """Write out what is buffered."""
         self._outbox.flush()
         if self._file is not None:
-            self._file.flush()
+            with self._complaining():
+                self._file.flush()
 
     def close(self) -> None:
         """Close the event file. The outbox must have been closed before."""
         if self._file is not None:
-            self._file.close()
+            with self._complaining():
+                self._file.close()
+
+    @contextlib.contextmanager
+    def _complaining(self) -> Iterator[None]:
+        """Say once that curves cannot be written; training need not end for them."""
+        try:
+            yield
+        except OSError as error:
+            if not self._has_complained:
+                self._has_complained = True
+                logger.warning(
+                    "TensorBoard curves cannot be written to %s (%s) and may be incomplete; training goes on. Make "
+                    "room or permission there, or set DET_HOME to another folder.",
+                    self._recording.tensorboard_path,
+                    error.strerror or error,
+                )
 
     def _write(self, windows: Sequence[_Window]) -> None:
+        with self._complaining():
+            self._write_windows(windows)
+
+    def _write_windows(self, windows: Sequence[_Window]) -> None:
         for window in windows:
             count = len(window.batches)
             if count:
@@ -90,7 +116,7 @@ class ScalarLog:
         """Write the numbers of a column; what is no number has no curve."""
         if not all(type(value) is float for value in values):
             chosen = [i for i, value in enumerate(values) if isinstance(value, Real)]
-            values, steps, times = [float(values[i]) for i in chosen], steps[chosen], times[chosen]
+            values, steps, times = [as_float(values[i]) for i in chosen], steps[chosen], times[chosen]
         self.file.add_scalars(name, steps, np.array(values, np.float64), times)
 
 

@@ -89,6 +89,10 @@ class Callbacks:
         for method in self._hooks[hook]:
             method(*args)
 
+    def hooks(self, hook: str) -> list[Callable[..., None]]:
+        """Return the methods of the callbacks that override a hook."""
+        return list(self._hooks[hook])
+
     def wants(self, hook: str) -> bool:
         """Say whether any callback overrides a hook."""
         return bool(self._hooks[hook])

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import collections
+import copy
 import dataclasses
 import io
 import json
 import pathlib
 import pickle
+import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from determined import errors
+from determined import errors, storage
 from determined._version import VERSION
 from determined.pytorch import _code, _legacy, _rng
 from determined.pytorch._context import PyTorchTrialContext
@@ -26,6 +29,7 @@ FORMAT = "resolute-1"
 # What torch raises for files that are damaged, or that hold more than data.
 _UNREADABLE = (
     pickle.UnpicklingError,
+    zipfile.BadZipFile,
     RuntimeError,
     EOFError,
     ValueError,
@@ -33,6 +37,7 @@ _UNREADABLE = (
     TypeError,
     AttributeError,
     OSError,
+    MemoryError,
 )
 
 
@@ -79,7 +84,9 @@ class _ModelLoader:
     model: torch.nn.Module
 
     def load_state_dict(self, weights: Mapping[str, Any]) -> None:
-        self.model.load_state_dict(without_prefix(weights))
+        # A model may have a child that is called `module` itself.
+        fits = weights.keys() <= self.model.state_dict().keys()
+        self.model.load_state_dict(weights if fits else without_prefix(weights))
 
 
 def without_prefix(weights: Mapping[str, Any], prefix: str = "module.") -> Mapping[str, Any]:
@@ -128,14 +135,22 @@ def _restore_gradients(context: PyTorchTrialContext, saved: Mapping[str, torch.T
 
 def write(folder: pathlib.Path, state: dict[str, Any], description: dict[str, Any]) -> None:
     """Write the state and the description of its program into a folder."""
-    path = folder / STATE_FILE
-    if fault := _fault(state, path):
+    _refuse(state, _fault(state, folder / STATE_FILE))
+    (folder / LOAD_FILE).write_text(json.dumps(description, default=str))
+
+
+def check(state: dict[str, Any]) -> None:
+    """Refuse a state that could not be loaded safely."""
+    _refuse(state, _fault(state, io.BytesIO()))
+
+
+def _refuse(state: dict[str, Any], fault: str | None) -> None:
+    if fault:
         places = ", ".join(sorted(_unsafe_places(state, "")))
         raise errors.InvalidExperimentException(
             f"The checkpoint would hold, under {places}, what cannot be loaded safely: {fault}. Only plain values, "
             "containers, arrays and tensors can. Convert the rest in state_dict() or on_checkpoint_save_start()."
         )
-    (folder / LOAD_FILE).write_text(json.dumps(description, default=str))
 
 
 def read(folder: pathlib.Path, **options: Any) -> dict[str, Any]:
@@ -151,8 +166,10 @@ def read(folder: pathlib.Path, **options: Any) -> dict[str, Any]:
         )
     is_legacy = _legacy.is_legacy(folder)
     load = _legacy.load_state if is_legacy else torch.load
-    loading: dict[str, Any] = {"map_location": "cpu", "weights_only": True} | options
+    # Mapped into memory, a file that was just verified need not be read and copied again.
+    loading: dict[str, Any] = {"map_location": "cpu", "weights_only": True, "mmap": not is_legacy} | options
     try:
+        _check_unpacked_size(path)
         state = _restored(load(path, **loading))
     except _UNREADABLE as error:
         raise errors.InvalidCheckpointException(f"{path} cannot be read: {error}") from error
@@ -162,6 +179,31 @@ def read(folder: pathlib.Path, **options: Any) -> dict[str, Any]:
             "models_state_dict; pass a checkpoint that fit() saved."
         )
     return state | {"loop": {"progress": _legacy.load_progress(folder)}} if is_legacy else state
+
+
+def _check_unpacked_size(path: pathlib.Path) -> None:
+    """Refuse an archive that would fill the memory with more than its file holds: `torch.save` packs nothing."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(entry.file_size for entry in archive.infolist())
+    if unpacked > path.stat().st_size:
+        raise ValueError(f"it would unpack to {unpacked} bytes, more than it has, so fit() did not save it")
+
+
+def verify(folder: pathlib.Path, *, with_code: bool = True) -> None:
+    """Raise `InvalidCheckpointException` unless a checkpoint is as it was saved; Determined left no way to tell.
+
+    The program's files are left out without `with_code`.
+    """
+    if (folder / storage.MANIFEST_FILE).exists() or not _legacy.is_legacy(folder):
+        storage.Manifest.read(folder).verify(folder, except_below=None if with_code else CODE_FOLDER)
+
+
+def circumstances() -> dict[str, Any]:
+    """Return what the last bits of results depend on besides the state."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return {"threads": torch.get_num_threads(), "torch": str(torch.__version__), "device": device}
 
 
 def metadata(steps_completed: int) -> dict[str, Any]:
@@ -181,11 +223,13 @@ def description(context: PyTorchTrialContext, program: _code.Program, trial_clas
         "experiment_config": context.config_if_any or {},
         "hparams": context.hparams_if_any or {},
         "trial_cls_spec": f"{program.module}:{trial_class.__qualname__}",
+        "import_paths": list(program.import_paths),
         "is_trainer": True,
     }
 
 
 _ARRAY = "__ndarray__"
+_CONTAINERS = (dict, list, tuple, collections.OrderedDict)
 
 
 def _portable(value: Any) -> Any:
@@ -195,7 +239,7 @@ def _portable(value: Any) -> Any:
         return {_ARRAY: torch.from_numpy(native).reshape(value.shape)}
     if isinstance(value, np.generic):
         return value.item()
-    if type(value) in (dict, list, tuple):
+    if type(value) in _CONTAINERS:
         return _mapped(_portable, value)
     return value
 
@@ -204,7 +248,7 @@ def _restored(value: Any) -> Any:
     """Return the structure that `_portable` was given."""
     if type(value) is dict and set(value) == {_ARRAY}:
         return value[_ARRAY].numpy()
-    if type(value) in (dict, list, tuple):
+    if type(value) in _CONTAINERS:
         return _mapped(_restored, value)
     return value
 
@@ -212,18 +256,37 @@ def _restored(value: Any) -> Any:
 def _mapped(function: Any, value: Any) -> Any:
     if type(value) is dict:
         return {function(key): function(one) for key, one in value.items()}
+    if type(value) is collections.OrderedDict:
+        mapped = copy.copy(value)  # keeps what torch hangs on to state dicts
+        mapped.update({key: function(one) for key, one in value.items()})
+        return mapped
     return type(value)(function(one) for one in value)
 
 
 def _fault(value: Any, target: pathlib.Path | io.BytesIO) -> str | None:
     """Save a value and say what keeps it from being loaded safely; None if nothing does."""
     try:
-        torch.save(_portable(value), target)
+        _save(_portable(value), target)
     except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
         return str(error)
     if isinstance(target, io.BytesIO):
         target.seek(0)
     return ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(target)) or None
+
+
+def _save(value: Any, target: pathlib.Path | io.BytesIO) -> None:
+    if isinstance(target, io.BytesIO):
+        torch.save(value, target)
+        return
+    # By a file of Python's, which says what is wrong with the disk; torch's own only says that something is.
+    with target.open("wb") as file:
+        try:
+            torch.save(value, file)
+        except RuntimeError as error:
+            # After an error of the disk torch still tries to end its archive, and complains of that alone.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def _unsafe_places(value: Any, place: str) -> Iterator[str]:

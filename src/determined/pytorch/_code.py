@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 logger = logging.getLogger("determined.pytorch")
@@ -18,43 +18,42 @@ logger = logging.getLogger("determined.pytorch")
 LARGEST_FILE = 1 << 20
 LARGEST_TOTAL = 32 << 20
 _PACKAGES = ("site-packages", "dist-packages")
+_LIBRARY = pathlib.Path(__file__).resolve().parents[1]
 
 
 class Program(NamedTuple):
-    """Where a trial class comes from: its import root and the name of its module there."""
+    """Where a trial class comes from: the folder of its program and the name of its module there."""
 
     root: pathlib.Path | None
-    """The folder to import from; None for a class without a file, or from an installed package."""
+    """The folder of the whole program; None for a class without a file, or from an installed package."""
     module: str
+    import_paths: tuple[str, ...] = ()
+    """The folders that the program imports from, relative to `root`, in the order of the search."""
 
 
 def program_of(trial_class: type) -> Program:
     """Return where a trial class can be imported from; a script counts as the module of its name."""
-    module = sys.modules.get(trial_class.__module__)
-    file = getattr(module, "__file__", None)
-    spec = getattr(module, "__spec__", None)
-    name = trial_class.__module__
-    if name == "__main__" and file:
-        name = spec.name if spec else pathlib.Path(file).stem
+    name = _import_name(trial_class.__module__)
+    file = getattr(sys.modules.get(trial_class.__module__), "__file__", None)
     if not file:
         return Program(None, name)
-    path = pathlib.Path(file).resolve()
-    levels = name.count(".") + (path.name == "__init__.py")
-    root = path.parents[levels]
-    return Program(None if _is_installed(root) else root, name)
+    own = _import_root(name, pathlib.Path(file).resolve())
+    if _is_installed(own):
+        return Program(None, name)
+    root = _git_root(own) or _common_root(own)
+    entries = _import_folders(root)
+    folders = entries if own in entries else [own, *entries]
+    return Program(root, name, tuple(folder.relative_to(root).as_posix() for folder in folders))
 
 
 def program_files(root: pathlib.Path, left_out: Iterable[pathlib.Path]) -> list[pathlib.Path]:
-    """Return the program's own files below its import root, as relative paths.
+    """Return the program's own files below its folder, as relative paths.
 
     Those that git tracks and the modules imported from there; never what is in `left_out`, in an installation
     of Python or too large.
     """
-    installed = map(pathlib.Path, (sys.prefix, sys.base_prefix))
-    # What holds the program itself cannot be meant.
-    banned = [folder.resolve() for folder in (*left_out, *installed) if not root.is_relative_to(folder.resolve())]
-    found = _tracked(root) | _imported(root)
-    files = sorted(path for path in found if _belongs(root / path, root, banned))
+    belongs = _membership(root, left_out)
+    files = sorted(path for path in _tracked(root) | _imported(root) if _is_plain(root / path) and belongs(path.parent))
     kept = [path for path in files if (root / path).stat().st_size <= LARGEST_FILE]
     if len(kept) < len(files):
         skipped = sorted(set(files) - set(kept))
@@ -77,29 +76,100 @@ def copy_program(root: pathlib.Path, files: Iterable[pathlib.Path], target: path
             logger.warning("The checkpoint leaves out %s of the program: %s.", path, error)
 
 
-def _tracked(root: pathlib.Path) -> set[pathlib.Path]:
+def _import_name(module: str) -> str:
+    main = sys.modules.get(module)
+    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    if module != "__main__" or not file:
+        return module
+    return str(spec.name) if spec else pathlib.Path(file).stem
+
+
+def _import_root(name: str, file: pathlib.Path) -> pathlib.Path:
+    parents = file.parents
+    return parents[min(name.count(".") + (file.name == "__init__.py"), len(parents) - 1)]
+
+
+def _git_root(folder: pathlib.Path) -> pathlib.Path | None:
+    """Return the top of the git repository that tracks something in a folder."""
+    if not _tracked(folder):  # as a home folder whose settings are in git, but not this program
+        return None
+    top = pathlib.Path(os.fsdecode(_git("rev-parse", "--show-toplevel", folder=folder)).rstrip("\n"))
+    return top if folder.is_relative_to(top) else None
+
+
+def _common_root(own: pathlib.Path) -> pathlib.Path:
+    """Return the folder that holds all that was imported from the working folder, if that holds the trial."""
     try:
-        answer = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, timeout=10)
+        working = pathlib.Path.cwd()
+    except FileNotFoundError:  # somebody removed it
+        return own
+    folders = _import_folders(working) if own.is_relative_to(working) else []
+    return pathlib.Path(os.path.commonpath([own, *folders]))
+
+
+def _import_folders(root: pathlib.Path) -> list[pathlib.Path]:
+    """Return the folders below `root` from which modules were imported, in the order of the search."""
+    belongs = _membership(root, [])
+    used = {_import_root(name, file) for name, file in _modules_below(root)}
+    entries = dict.fromkeys(pathlib.Path(entry).resolve() for entry in sys.path if os.path.isdir(entry or "."))
+    # The root of a package may lie above, where the working folder is one of the package's own.
+    below = [entry for entry in entries if entry in used and entry.is_relative_to(root)]
+    return [entry for entry in below if belongs(entry.relative_to(root))]
+
+
+def _git(*command: str, folder: pathlib.Path) -> bytes:
+    """Return what git answers; nothing if there is no git, or no repository."""
+    try:
+        answer = subprocess.run(["git", *command], cwd=folder, capture_output=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
-        return set()
-    names = answer.stdout.decode(errors="surrogateescape").split("\0") if answer.returncode == 0 else []
+        return b""
+    return answer.stdout if answer.returncode == 0 else b""
+
+
+def _tracked(root: pathlib.Path) -> set[pathlib.Path]:
+    names = os.fsdecode(_git("ls-files", "-z", folder=root)).split("\0")
     return {pathlib.Path(name) for name in names if name}
 
 
 def _imported(root: pathlib.Path) -> set[pathlib.Path]:
-    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return {file.relative_to(root) for _, file in _modules_below(root)}
+
+
+def _modules_below(root: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
     # Some thousand modules share few folders, and most of those are elsewhere: told before paths are made.
     real = functools.cache(os.path.realpath)
-    places = {(real(os.path.dirname(file)), os.path.basename(file)) for file in files if file and file.endswith(".py")}
-    below = (pathlib.Path(folder, name) for folder, name in places if folder.startswith(str(root)))
-    return {path.relative_to(root) for path in below if path.is_relative_to(root)}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not file or not file.endswith(".py"):
+            continue
+        folder = real(os.path.dirname(file))
+        if not folder.startswith(str(root)):
+            continue
+        path = pathlib.Path(folder, os.path.basename(file))
+        if path.is_relative_to(root) and not path.is_relative_to(_LIBRARY):
+            yield _import_name(name), path
 
 
-def _belongs(path: pathlib.Path, root: pathlib.Path, banned: list[pathlib.Path]) -> bool:
-    if not path.is_file() or path.is_symlink():
-        return False
-    folders = [folder for folder in path.parents if folder != root and folder.is_relative_to(root)]
-    return not any(folder in banned or _is_environment(folder) for folder in folders)
+def _membership(root: pathlib.Path, left_out: Iterable[pathlib.Path]) -> Callable[[pathlib.Path], bool]:
+    """Return the function that says of a folder, given relative to `root`, whether its files are the program's."""
+    installed = map(pathlib.Path, (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values()))
+    folders = {folder.resolve() for folder in (*left_out, *installed, _LIBRARY)}
+    # What holds the program itself cannot be meant.
+    banned = {folder for folder in folders if not root.is_relative_to(folder)}
+
+    @functools.cache
+    def belongs(folder: pathlib.Path) -> bool:
+        if folder == pathlib.Path():
+            return True
+        if root / folder in banned or _is_environment(root / folder):
+            return False
+        return belongs(folder.parent)
+
+    return belongs
+
+
+def _is_plain(path: pathlib.Path) -> bool:
+    return path.is_file() and not path.is_symlink()
 
 
 def _is_environment(folder: pathlib.Path) -> bool:

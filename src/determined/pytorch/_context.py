@@ -40,6 +40,7 @@ class PyTorchTrialContext(TrialContext):
         trial_seed: int = 0,
         aggregation_frequency: int = 1,
         services: Context | None = None,
+        seed_is_given: bool = True,
     ) -> None:
         super().__init__(distributed=distributed, hparams=hparams, exp_conf=exp_conf)
         self._backend = backend
@@ -50,6 +51,7 @@ class PyTorchTrialContext(TrialContext):
         self._warned_types: set[type] = set()
         self._summary_writer: Any = None
         self.trial_seed = trial_seed
+        self._seed_of_torch = None if seed_is_given else torch.initial_seed()
         self.models: list[nn.Module] = []
         self.optimizers: list[Optimizer] = []
         self.lr_schedulers: list[LRScheduler] = []
@@ -248,6 +250,11 @@ class PyTorchTrialContext(TrialContext):
         return self._gradients.precision
 
     @property
+    def reducers(self) -> ReducerSet:
+        """All reducers that were wrapped."""
+        return self._reducers
+
+    @property
     def services(self) -> Context:
         """Reporting, checkpoints and preemption of the run."""
         if self._services is None:
@@ -309,6 +316,16 @@ class PyTorchTrialContext(TrialContext):
     def get_enable_tensorboard_logging(self) -> bool:
         """Say whether the loop writes TensorBoard curves."""
         return self.services.scalars.enabled
+
+    def seed_of_the_program(self) -> int | None:
+        """Return the seed that the program gave torch since this context was made, if no other was asked for."""
+        if self._seed_of_torch is None or torch.initial_seed() == self._seed_of_torch:
+            return None
+        return torch.initial_seed() % 2**31
+
+    def stopping(self) -> bool:
+        """Say whether the program or a signal asks to stop."""
+        return self.stop_requested or self.services.preempt.signum is not None
 
     def follow(self, clock: Clock | None) -> None:
         """Answer questions about the current batch by this clock; None when no loop runs."""

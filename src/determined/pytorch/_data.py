@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
@@ -13,6 +15,21 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from determined.pytorch import _rng, samplers
 from determined.pytorch._order import BatchKey, OrderedBatches, order_of
+
+_ATTRIBUTES_OF_TORCH = frozenset(
+    (
+        "sampler",
+        "batch_sampler",
+        "collate_fn",
+        "generator",
+        "pin_memory",
+        "timeout",
+        "worker_init_fn",
+        "multiprocessing_context",
+        "prefetch_factor",
+        "persistent_workers",
+    )
+)
 
 
 class DataLoader:
@@ -98,7 +115,7 @@ class DataLoader:
         if seed is None or self._options["generator"] is not None:
             seed = self._own_seed()
         if self.is_iterable:
-            options = self._options | {"generator": _worker_generator(seed)}
+            options = self._options_of_loader(seed)
             return TorchDataLoader(self.dataset, self.batch_size, drop_last=self.drop_last, **options)
         return self._torch_loader(seed, repeat=repeat, skip=skip, num_replicas=num_replicas, rank=rank)
 
@@ -122,12 +139,24 @@ class DataLoader:
     def __len__(self) -> int:
         return len(self._plain)
 
+    def __getattr__(self, name: str) -> Any:
+        """Return the attributes of torch's loader, such as `sampler` and `collate_fn`."""
+        if name not in _ATTRIBUTES_OF_TORCH:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._plain, name)
+
     def _own_seed(self) -> int:
         return int((self._options["generator"] or torch.default_generator).initial_seed())
 
     def _torch_loader(self, seed: int, **position: Any) -> TorchDataLoader[Any]:
+        batches = self._batches(seed, **position)
+        return TorchDataLoader(self._keyed_dataset(seed), batch_sampler=batches, **self._options_of_loader(seed))
+
+    def _options_of_loader(self, seed: int) -> dict[str, Any]:
         options = self._options | {"generator": _worker_generator(seed)}
-        return TorchDataLoader(self._keyed_dataset(seed), batch_sampler=self._batches(seed, **position), **options)
+        if self.num_workers:
+            options["worker_init_fn"] = WorkerStart(options["worker_init_fn"])
+        return options
 
     def _batches(self, seed: int, *, repeat: bool, skip: int, num_replicas: int, rank: int, epoch: int = 0) -> Any:
         given = self._batch_sampler if self._batch_sampler is not None else self._sampler
@@ -186,31 +215,53 @@ def _collated(dataset: Any, batches: Iterable[list[Any]], collate: Callable[[Any
 class KeyedDataset(Dataset[Any]):
     """A data set whose random numbers in loader workers depend on the batch alone, not on the worker's past."""
 
+    # Names that no data set has itself: all others are the user's.
+    _keyed_dataset: Any
+    _keyed_seed: int
+
     def __init__(self, dataset: Any, seed: int) -> None:
-        self._dataset = dataset
-        self._seed = seed
+        self._keyed_dataset = dataset
+        self._keyed_seed = seed
 
     def __getitems__(self, indices: list[Any]) -> Any:
         if isinstance(indices, BatchKey) and get_worker_info() is not None:
-            seed = _rng.derive(self._seed, *indices.key)
+            seed = _rng.derive(self._keyed_seed, *indices.key)
             random.seed(seed)
             np.random.seed(seed % 2**32)
             torch.manual_seed(seed)
-        if callable(fetch := getattr(self._dataset, "__getitems__", None)):
+        if callable(fetch := getattr(self._keyed_dataset, "__getitems__", None)):
             return fetch(indices)
-        return [self._dataset[i] for i in indices]
+        return [self._keyed_dataset[i] for i in indices]
 
     def __getitem__(self, index: Any) -> Any:
-        return self._dataset[index]
+        return self._keyed_dataset[index]
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return len(self._keyed_dataset)
 
     def __getattr__(self, name: str) -> Any:
         # Looked up by `__dict__`, since unpickling asks for attributes before any is set.
-        if "_dataset" not in self.__dict__:
+        if "_keyed_dataset" not in self.__dict__:
             raise AttributeError(name)
-        return getattr(self.__dict__["_dataset"], name)
+        return getattr(self.__dict__["_keyed_dataset"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("_keyed_dataset", "_keyed_seed"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._keyed_dataset, name, value)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkerStart:
+    """What a loader worker does first: it leaves Ctrl-C, which reaches it too, to the training process."""
+
+    init_fn: Callable[[int], None] | None
+
+    def __call__(self, worker_id: int) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if self.init_fn is not None:
+            self.init_fn(worker_id)
 
 
 def _worker_generator(seed: int) -> torch.Generator:

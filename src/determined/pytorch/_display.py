@@ -9,8 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from determined.core._columns import as_float
 from determined.pytorch._plan import Plan
 from determined.pytorch._progress import Progress
 
@@ -19,6 +20,45 @@ if TYPE_CHECKING:
 
 SWITCH = "DET_PROGRESS"
 """Environment variable: 0 for lines also in a terminal, 1 for a bar also elsewhere."""
+
+
+class _Output:
+    """Text output that training outlives: a character that it has no code for is replaced, and once it is broken
+    nothing more is written.
+    """
+
+    def __init__(self, output: TextIO) -> None:
+        self._output = output
+        self._broken = False
+        self.encoding: str = getattr(output, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        """Say whether a person looks at it; what cannot tell is no terminal."""
+        try:
+            return self._output.isatty()
+        except (AttributeError, OSError, ValueError):
+            return False
+
+    def write(self, text: str) -> None:
+        """Write as much of the text as can be written."""
+        try:
+            self._attempt(self._output.write, text)
+        except UnicodeEncodeError:
+            self._attempt(self._output.write, text.encode(self.encoding, "replace").decode(self.encoding))
+
+    def flush(self) -> None:
+        """Hand on what was written, if it has to be asked for that."""
+        self._attempt(getattr(self._output, "flush", lambda: None))
+
+    def _attempt(self, action: Callable[..., Any], *arguments: Any) -> None:
+        if self._broken:
+            return
+        try:
+            action(*arguments)
+        except UnicodeEncodeError:
+            raise
+        except (OSError, ValueError):  # a pipe that nobody reads, a full disk, a closed file
+            self._broken = True
 
 
 class _Meter:
@@ -113,7 +153,7 @@ class Display:
 class Lines(Display):
     """Plain lines, one a report."""
 
-    def __init__(self, *args: Any, output: TextIO) -> None:
+    def __init__(self, *args: Any, output: _Output) -> None:
         super().__init__(*args)
         self._output = output
 
@@ -140,7 +180,7 @@ class Lines(Display):
 class Bar(Display):
     """A live progress bar, refreshed by its own thread: the loop pays nothing for it between reports."""
 
-    def __init__(self, *args: Any, output: TextIO) -> None:
+    def __init__(self, *args: Any, output: _Output) -> None:
         super().__init__(*args)
         from rich.console import Console
         from rich.live import Live
@@ -149,7 +189,7 @@ class Bar(Display):
         self._began = time.monotonic()
         self._began_at = self._progress.batches_trained
         self._bar = ProgressBar(total=self._total, width=30)
-        console = Console(file=output, force_terminal=True)
+        console = Console(file=cast(TextIO, output), force_terminal=True)
         self._live = Live(self, console=console, refresh_per_second=4, transient=False)
 
     def __enter__(self) -> Bar:
@@ -195,9 +235,9 @@ class Bar(Display):
 def display_for(is_chief: bool, progress: Progress, plan: Plan, length_of: Callable[[Any], int | None]) -> Display:
     """Return the display for where the output goes; only the chief shows anything."""
     arguments = (progress, plan, length_of)
-    if not is_chief:
+    if not is_chief or sys.stdout is None:  # programs without a terminal, as those of pythonw, have none
         return Display(*arguments)
-    output = sys.stdout
+    output = _Output(sys.stdout)
     switch = os.environ.get(SWITCH)
     wants_bar = output.isatty() if switch not in ("0", "1") else switch == "1"
     try:
@@ -213,7 +253,7 @@ def continue_command(uuid: str) -> str:
 
 def _told(metrics: Mapping[str, Any]) -> str:
     numbers = [(name, value) for name, value in metrics.items() if isinstance(value, Real)]
-    told = [f"{name} {value:.4g}" for name, value in numbers if name not in ("batches", "epochs")]
+    told = [f"{name} {as_float(value):.4g}" for name, value in numbers if name not in ("batches", "epochs")]
     return ", ".join(told[:8]) + (", ..." if len(told) > 8 else "")
 
 

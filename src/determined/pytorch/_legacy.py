@@ -14,6 +14,18 @@ from determined import errors
 
 PROGRESS_FILE = "trial_state.pkl"
 
+# What unpickling raises for bytes that are no pickle, or not one of these.
+_UNREADABLE = (
+    pickle.UnpicklingError,
+    EOFError,
+    LookupError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    AttributeError,
+    MemoryError,
+)
+
 
 def is_legacy(folder: pathlib.Path) -> bool:
     """Say whether a checkpoint was written by Determined."""
@@ -46,11 +58,18 @@ def load_progress(folder: pathlib.Path) -> dict[str, Any]:
     try:
         saved = _IntsOnly(io.BytesIO(path.read_bytes())).load()
         names = ("batches_trained", "epochs_trained", "last_val", "last_ckpt")
-        return {name: int(saved[name]) for name in names}
-    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, IndexError) as error:
+        return {name: _count(saved[name]) for name in names}
+    except _UNREADABLE as error:
         raise errors.InvalidCheckpointException(
             f"{path} is not the progress of a Determined trial: {type(error).__name__}: {error}"
         ) from error
+
+
+def _count(value: Any) -> int:
+    count = int(value)
+    if not 0 <= count < 2**63:
+        raise ValueError("it holds a number of batches that cannot be")
+    return count
 
 
 class _IntsOnly(pickle.Unpickler):

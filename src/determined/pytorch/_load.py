@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -50,14 +51,18 @@ def load_trial_from_checkpoint_path(
             DeprecationWarning,
             stacklevel=2,
         )
+    _checkpoint.verify(folder, with_code=trial_class is None)
     description = _description(folder)
     context = CheckpointLoadContext(description.get("hparams"), description.get("experiment_config"))
     options = kwargs | (torch_load_kwargs or {})
     if trial_class is not None:
         trial = trial_class(context, **(trial_kwargs or {}))
     else:
-        with import_from_path(_code_folder(folder)):
-            trial = _trial_class(folder, description)(context, **(trial_kwargs or {}))
+        with contextlib.ExitStack() as stack:
+            import_paths = _import_paths(folder, description)
+            for path in reversed(import_paths):  # the last one entered is searched first
+                stack.enter_context(import_from_path(path))
+            trial = _trial_class(folder, description, import_paths)(context, **(trial_kwargs or {}))
     _checkpoint.restore_models(context, _checkpoint.read(folder, **options))
     return trial
 
@@ -76,12 +81,29 @@ def _description(folder: pathlib.Path) -> dict[str, Any]:
     path = folder / _checkpoint.LOAD_FILE
     try:
         description = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise errors.InvalidCheckpointException(f"{path} cannot be read as JSON: {error}") from error
     kind = description.get("trial_type") if isinstance(description, dict) else None
     if kind != "PyTorchTrial":
         raise errors.InvalidCheckpointException(f"{path} describes a {kind!r}; only a PyTorchTrial can be loaded.")
+    for name in ("hparams", "experiment_config"):
+        if not isinstance(description.get(name), dict | None):
+            raise errors.InvalidCheckpointException(f"{path} holds {name}={description[name]!r}, which is no map.")
     return dict(description)
+
+
+def _import_paths(folder: pathlib.Path, description: Mapping[str, Any]) -> list[pathlib.Path]:
+    """Return the folders of the checkpoint that its program imports from; older ones have only `code/`."""
+    code = _code_folder(folder).resolve()
+    names = description.get("import_paths", ["."])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise errors.InvalidCheckpointException(
+            f"import_paths={names!r} in {folder / _checkpoint.LOAD_FILE} is not a list of folders of "
+            f"{_checkpoint.CODE_FOLDER}/; pass trial_class=YourTrial."
+        )
+    # Not Path.is_dir(), which raises for names that no folder can have.
+    paths = [(code / name).resolve() for name in names if os.path.isdir(code / name)]
+    return [path for path in paths if path.is_relative_to(code)]
 
 
 def _code_folder(folder: pathlib.Path) -> pathlib.Path:
@@ -93,12 +115,21 @@ def _code_folder(folder: pathlib.Path) -> pathlib.Path:
     return code
 
 
-def _trial_class(folder: pathlib.Path, description: Mapping[str, Any]) -> type[PyTorchTrial]:
+def _trial_class(
+    folder: pathlib.Path, description: Mapping[str, Any], import_paths: list[pathlib.Path]
+) -> type[PyTorchTrial]:
     spec = description.get("trial_cls_spec")
     module, _, qualname = str(spec).partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *qualname.split("."))):
         raise errors.InvalidCheckpointException(
             f"trial_cls_spec={spec!r} in {folder / _checkpoint.LOAD_FILE} is not of the form module:Class; "
+            "pass trial_class=YourTrial."
+        )
+    tops = [path / module.partition(".")[0] for path in import_paths]
+    if not any(top.is_dir() or top.with_suffix(".py").is_file() for top in tops):
+        # Else any module that this process can find would run.
+        raise errors.InvalidCheckpointException(
+            f"The module of the trial class {spec!r} is not in {folder / _checkpoint.CODE_FOLDER}; "
             "pass trial_class=YourTrial."
         )
     try:

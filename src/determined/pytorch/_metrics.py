@@ -41,9 +41,27 @@ class MetricWindow:
 
     def take(self) -> BatchColumns:
         """Return the metrics of each batch as numbers and arrays, and begin anew."""
-        batches = BatchColumns(_read(self._columns), self._count)
+        batches = self.peek()
         self._columns, self._count = {}, 0
         return batches
+
+    def peek(self) -> BatchColumns:
+        """Return what `take` would, and keep it."""
+        return BatchColumns(_read(self._columns), self._count)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the batches that were not reported yet, as numbers and arrays."""
+        columns = _read(self._columns)
+        present = {name: [value is not MISSING for value in column] for name, column in columns.items()}
+        values = {name: [None if v is MISSING else v for v in column] for name, column in columns.items()}
+        return {"count": self._count, "values": values, "present": present}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the batches of `state_dict`."""
+        self._count = state["count"]
+        for name, values in state["values"].items():
+            marks = state["present"][name]
+            self._columns[name] = [v if here else MISSING for v, here in zip(values, marks, strict=True)]
 
     def _match(self, metrics: Mapping[str, Any]) -> None:
         """Make columns for new names, and mark those that this batch does not have."""
@@ -61,6 +79,8 @@ def hold(value: Any) -> Any:
             return value.item() if value.numel() == 1 else value.detach().clone()
         # A tensor that was written in place before may be so again.
         return _Held(value.detach() if value._version == 0 else value.detach().clone())
+    if value is None:  # a metric that this batch does not have
+        return MISSING
     return value.copy() if type(value) is np.ndarray else value
 
 
@@ -133,7 +153,8 @@ def _as_dict(metrics: Any) -> dict[str, Any]:
 
 def averages(batches: BatchColumns) -> dict[str, Any]:
     """Return the mean of every metric over the batches that have it."""
-    return {name: _average(name, values) for name, values in batches.columns.items()}
+    present = {name: column for name, column in batches.columns.items() if any(v is not MISSING for v in column)}
+    return {name: _average(name, column) for name, column in present.items()}
 
 
 def _average(name: str, column: Sequence[Any]) -> Any:

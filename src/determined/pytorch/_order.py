@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Protocol
 
@@ -12,6 +13,8 @@ import torch
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
 from determined.pytorch import _rng
+
+logger = logging.getLogger("determined.pytorch")
 
 
 class BatchKey(list[Any]):
@@ -31,6 +34,10 @@ class Order(Protocol):
 
     def __len__(self) -> int: ...
 
+    def enter(self, epoch: int) -> None:
+        """Make ready to begin with this epoch, of which the earlier ones were run by another process."""
+        ...
+
     def batches(self, epoch: int, start: int, step: int) -> Iterator[list[Any]]:
         """Yield every `step`-th batch of an epoch from batch `start` on."""
         ...
@@ -47,6 +54,9 @@ class ComputedOrder:
 
     def __len__(self) -> int:
         return self._length
+
+    def enter(self, epoch: int) -> None:
+        """Do nothing: epochs do not depend on each other."""
 
     def batches(self, epoch: int, start: int, step: int) -> Iterator[list[Any]]:
         """Yield every `step`-th batch of an epoch from batch `start` on."""
@@ -71,15 +81,31 @@ class SamplerOrder:
     def __len__(self) -> int:
         return self._length
 
+    def enter(self, epoch: int) -> None:
+        """Draw the indices of all epochs before, where what the sampler remembers of them may decide its order."""
+        remembering = [part for part in _parts(self._batch_sampler) if not _knows_epoch(part)]
+        if not (epoch and remembering):
+            return
+        logger.warning(
+            "%s has neither set_epoch() nor a torch generator, so the indices of the %d epochs before are drawn again "
+            "to find its order. Give it a method set_epoch(epoch) that decides the order to go on at once.",
+            type(remembering[0]).__name__,
+            epoch,
+        )
+        for earlier in range(epoch):
+            self._drawn(earlier)
+
     def batches(self, epoch: int, start: int, step: int) -> Iterator[list[Any]]:
         """Yield every `step`-th batch of an epoch from batch `start` on."""
+        yield from self._drawn(epoch)[start::step]
+
+    def _drawn(self, epoch: int) -> list[list[Any]]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_rng.seeded(_rng.derive(self._seed, epoch)))
             for part in _parts(self._batch_sampler):
                 stack.enter_context(in_epoch(part, epoch))
             # All at once: later draws of the sampler must not mix with those of the training.
-            batches = list(itertools.islice(self._batch_sampler, self._length))
-        yield from batches[start::step]
+            return list(itertools.islice(self._batch_sampler, self._length))
 
 
 class OrderedBatches(Sampler[list[Any]]):
@@ -114,6 +140,8 @@ class OrderedBatches(Sampler[list[Any]]):
     def __iter__(self) -> Iterator[list[Any]]:
         length = len(self._order)
         epoch, start = divmod(self._first, length) if self._repeat else (self._epoch, self._first)
+        if self._repeat:
+            self._order.enter(epoch)
         while True:
             batches = self._order.batches(epoch, start, self._stride)
             if self._keyed:
@@ -133,6 +161,15 @@ def _parts(sampler: Any) -> Iterator[Any]:
     while sampler is not None and not isinstance(sampler, SequentialSampler):
         yield sampler
         sampler = getattr(sampler, "sampler", None) or getattr(sampler, "batch_sampler", None)
+
+
+def _knows_epoch(sampler: Any) -> bool:
+    """Say whether what a sampler yields depends on the epoch and on generators that `in_epoch` sets, alone."""
+    if callable(getattr(sampler, "set_epoch", None)):
+        return True
+    # Not by isinstance: a subclass of the user's may remember more.
+    known = type(sampler).__module__.partition(".")[0] in ("builtins", "numpy", "torch", "determined")
+    return known or isinstance(getattr(sampler, "generator", None), torch.Generator)
 
 
 @contextlib.contextmanager

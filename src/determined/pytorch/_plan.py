@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import operator
 from collections.abc import Collection, Container, Mapping
 from typing import Any
 
@@ -18,9 +19,7 @@ class TrainUnit:
     """
 
     def __init__(self, value: int | Container[int], *more: int) -> None:
-        given: Any = [value, *more] if more else value
-        _check_value(type(self).__name__, given)
-        self.value: int | Container[int] = given
+        self.value: int | Container[int] = _checked(type(self).__name__, [value, *more] if more else value)
 
     def should_stop(self, step_num: int) -> bool:
         """Say whether step `step_num` is one of these: divisible by the period, or in the schedule."""
@@ -141,13 +140,34 @@ class Plan:
 _NEVER = 2**62
 
 
-def _check_value(kind: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, Container)) or isinstance(value, (str, bytes)):
+def _checked(kind: str, value: Any) -> int | Container[int]:
+    """Return a period or schedule with whole numbers of other libraries as Python's, or raise `TypeError`."""
+    if isinstance(value, Container) and not isinstance(value, (str, bytes)):
+        return _checked_schedule(kind, value)
+    period = _whole(value)
+    if period is None:
         raise TypeError(
             f"{kind}({value!r}) takes a whole number as a period, such as {kind}(100), or a container of "
             f"whole numbers as a schedule, such as {kind}([5, 30])."
         )
-    if isinstance(value, Collection) and not isinstance(value, range):
-        for step in value:
-            if isinstance(step, bool) or not isinstance(step, int):
-                raise TypeError(f"{kind}({value!r}) holds {step!r}; a schedule holds whole numbers.")
+    return period
+
+
+def _checked_schedule(kind: str, value: Container[Any]) -> Container[int]:
+    if not isinstance(value, Collection) or isinstance(value, range):
+        return value
+    steps = []
+    for step in value:
+        if (whole := _whole(step)) is None:
+            raise TypeError(f"{kind}({value!r}) holds {step!r}; a schedule holds whole numbers.")
+        steps.append(whole)
+    return value if all(isinstance(step, int) for step in value) else steps
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None

@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from determined.core import DistributedContext
+from determined.core._columns import as_float
 from determined.errors import MisuseError
 
 
@@ -74,11 +76,46 @@ class FunctionReducer(MetricReducer):
 _NOTHING = object()
 
 
+def gathered(reducer: MetricReducer) -> dict[str, Any]:
+    """Return what a reducer holds: by its own `state_dict` if it has one, else its attributes that are plain data."""
+    if isinstance(reducer, TorchMetricsReducer):
+        return {"members": [dict(m.metric_state) | {"_update_count": m._update_count} for m in reducer.members]}
+    if callable(state_dict := getattr(reducer, "state_dict", None)):
+        return {"state": state_dict()}
+    return {"attributes": {name: value for name, value in vars(reducer).items() if is_plain(value)}}
+
+
+def regain(reducer: MetricReducer, saved: Mapping[str, Any]) -> None:
+    """Give a reducer back what `gathered` returned."""
+    if "members" in saved and isinstance(reducer, TorchMetricsReducer):
+        for member, state in zip(reducer.members, saved["members"], strict=True):
+            for name, value in state.items():
+                setattr(member, name, value)
+    elif "state" in saved:
+        reducer.load_state_dict(saved["state"])  # type: ignore[attr-defined]  # saved by its counterpart
+    else:
+        vars(reducer).update(saved["attributes"])
+
+
+def is_plain(value: Any) -> bool:
+    """Say whether a value is data alone: numbers, text, tensors, arrays, and containers of such."""
+    if isinstance(value, Mapping):
+        return type(value) is dict and all(is_plain(key) and is_plain(one) for key, one in value.items())
+    if isinstance(value, (list, tuple, set)):
+        return type(value) in (list, tuple, set) and all(is_plain(one) for one in value)
+    return value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.ndarray, Tensor))
+
+
 class TorchMetricsReducer(MetricReducer):
     """A metric of the torchmetrics library, which combines ranks by itself."""
 
     def __init__(self, metric: Any) -> None:
         self.metric = metric
+
+    @property
+    def members(self) -> list[Any]:
+        """The metrics of a collection, or the only one."""
+        return list(self.metric.values()) if hasattr(self.metric, "values") else [self.metric]
 
     def reset(self) -> None:
         """Reset the metric."""
@@ -86,8 +123,7 @@ class TorchMetricsReducer(MetricReducer):
 
     def per_slot_reduce(self) -> Any:
         """Return the computed metric; None if nothing was added since the reset."""
-        members = self.metric.values() if hasattr(self.metric, "values") else [self.metric]
-        return self.metric.compute() if all(m.update_called for m in members) else None
+        return self.metric.compute() if all(member.update_called for member in self.members) else None
 
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
         """Return the metric, the same on all ranks."""
@@ -151,6 +187,16 @@ class ReducerSet:
             metrics |= _named(wrapped, result)
         return metrics
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what each reducer has gathered, as far as it is plain data."""
+        return {"gathered": [gathered(wrapped.reducer) for wrapped in self._wrapped]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give the reducers back what they had gathered; another set of reducers starts anew."""
+        if len(state["gathered"]) == len(self._wrapped):
+            for wrapped, values in zip(self._wrapped, state["gathered"], strict=True):
+                regain(wrapped.reducer, values)
+
     def _check_new(self, reducer: Any, name: str | None) -> None:
         if name is not None and not isinstance(name, str):
             raise MisuseError(f"wrap_reducer(name={name!r}): the name of a metric is a str.")
@@ -198,7 +244,7 @@ def _named(wrapped: _Wrapped, result: Any) -> dict[str, Any]:
                 "wrap it without a name to report a dict."
             )
         missing = result is None and isinstance(wrapped.reducer, TorchMetricsReducer)
-        return {} if missing else {wrapped.name: result}
+        return {} if missing else {wrapped.name: _as_number(result)}
     if result is None and isinstance(wrapped.reducer, TorchMetricsReducer):
         return {}
     if not isinstance(result, Mapping):
@@ -206,13 +252,15 @@ def _named(wrapped: _Wrapped, result: Any) -> dict[str, Any]:
             f"The reducer {wrapped.title} returned {result!r}, but has no name; give wrap_reducer a name, "
             "or return a dict of metrics."
         )
-    return dict(result)
+    return {name: _as_number(value) for name, value in result.items()}
 
 
 def _as_number(value: Any) -> Any:
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         return value.item() if value.numel() == 1 else value.numpy()
+    if isinstance(value, (np.generic, np.ndarray)) and value.size == 1:
+        return value.item()
     return value
 
 
@@ -222,8 +270,9 @@ def mean(values: Sequence[Any]) -> Any:
         return np.mean(np.stack(values), axis=0)
     try:
         return math.fsum(values) / len(values)
-    except (OverflowError, ValueError):  # infinities of both signs, or a sum beyond the largest float
-        return float(np.mean(np.asarray(values, dtype=np.float64)))
+    except (OverflowError, ValueError):  # infinities of both signs, or a number beyond the largest float
+        with np.errstate(invalid="ignore", over="ignore"):
+            return float(np.mean([as_float(value) for value in values]))
 
 
 REDUCTIONS: Mapping[Reducer, Callable[[Sequence[Any]], Any]] = {

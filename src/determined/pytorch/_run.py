@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from determined import tracking
@@ -18,6 +18,7 @@ from determined.pytorch._data import DataLoader
 from determined.pytorch._display import Display, continue_command, display_for
 from determined.pytorch._loop import Loop
 from determined.pytorch._lr_scheduler import auto_steps
+from determined.pytorch._metrics import MetricWindow
 from determined.pytorch._plan import Batch, Plan, TrainBoundaryType, TrainUnit
 from determined.pytorch._policy import CheckpointPolicy, policy_of
 from determined.pytorch._profile import ProfilerSettings, Timings
@@ -39,11 +40,13 @@ class FitSettings:
     checkpoint_period: TrainUnit | None
     checkpoint_policy: str
     best_metric: str | None
-    smaller_is_better: bool
+    smaller_is_better: bool | None
     latest_checkpoint: str | os.PathLike[str] | None
     step_zero_validation: bool
     test_mode: bool
     profiler: ProfilerSettings
+    is_first_fit: bool
+    """Whether `DET_LATEST_CHECKPOINT` would be for this fit, were the program started again."""
 
     def plan(self, epoch_length: int | None, batches_trained: int) -> Plan:
         """Return when to act, with training data of so many batches an epoch."""
@@ -62,7 +65,10 @@ class FitSettings:
 def run(trial: PyTorchTrial, context: PyTorchTrialContext, settings: FitSettings) -> None:
     """Train a trial as the settings say."""
     callbacks = Callbacks(trial.build_callbacks())
-    policy = _policy(context, settings)
+    store = context.services.checkpoint.store
+    store.check()  # before the work that would be lost
+    store.clear_leftovers()
+    _take_over_seed(context)
     saved = _find_saved(context, settings.latest_checkpoint)
     progress = Progress()
     if saved is not None:
@@ -70,15 +76,25 @@ def run(trial: PyTorchTrial, context: PyTorchTrialContext, settings: FitSettings
     with _trial_scope(callbacks, progress.batches_trained, saved.uuid if saved else None):
         stream, validation_data = _build_data(trial, context)
         plan = settings.plan(stream.epoch_length, progress.batches_trained)
-        parts: dict[str, Stateful] = {"progress": progress, "policy": policy, "data": stream}
+        display = display_for(context.distributed.is_chief, progress, plan, _length_of(trial))
+        policy = _policy(context, settings, display)
+        window = MetricWindow()
+        parts: dict[str, Stateful] = {
+            "progress": progress,
+            "policy": policy,
+            "data": stream,
+            "window": window,
+            "reducers": context.reducers,
+        }
         saver = Saver(type(trial), context, callbacks, progress, parts)
+        saver.check()
         fetch = _go_to_position(context, saver, stream, progress, saved)
         clock = Clock(progress, stream.epoch_length)
-        display = display_for(context.distributed.is_chief, progress, plan, _length_of(trial))
         most_batches = 1 if settings.test_mode else None
         with (
             _following(context, clock),
             display,
+            saver,
             _after_batch(context, clock) as after_batch,
             Timings(settings.profiler, context.services.profiler, context.device) as timings,
         ):
@@ -90,7 +106,7 @@ def run(trial: PyTorchTrial, context: PyTorchTrialContext, settings: FitSettings
                 to_device=context.batch_mover(),
                 train_batch=trial.train_batch,
                 after_batch=after_batch,
-                validation=Validation(trial, context, callbacks, validation_data, most_batches),
+                validation=Validation(trial, context, callbacks, validation_data, most_batches, context.stopping),
                 saver=saver,
                 policy=policy,
                 callbacks=callbacks,
@@ -98,10 +114,19 @@ def run(trial: PyTorchTrial, context: PyTorchTrialContext, settings: FitSettings
                 services=context.services,
                 timings=timings,
                 display=display,
+                window=window,
                 validate_first=settings.step_zero_validation and progress.batches_trained == 0,
             ).run()
             _report_rest(context, timings, progress)
-        _say_where(display, context, saver.latest)
+        deleted = _collect_checkpoints(context, policy, saver)
+        _say_where(display, context, None if saver.latest in deleted else saver.latest, settings.is_first_fit)
+
+
+def _take_over_seed(context: PyTorchTrialContext) -> None:
+    """Follow a program that seeded torch after `init` and asked for no other seed."""
+    if (seed := context.seed_of_the_program()) is not None:
+        context.trial_seed = seed
+        context.services.recording.put(tracking.SeedChanged(seed=seed))
 
 
 def _report_rest(context: PyTorchTrialContext, timings: Timings, progress: Progress) -> None:
@@ -110,7 +135,13 @@ def _report_rest(context: PyTorchTrialContext, timings: Timings, progress: Progr
         context.services.train.report_metrics("timing", progress.batches_trained, times)
 
 
-def _policy(context: PyTorchTrialContext, settings: FitSettings) -> CheckpointPolicy:
+def _collect_checkpoints(context: PyTorchTrialContext, policy: CheckpointPolicy, saver: Saver) -> list[str]:
+    """Delete what need not stay; a run that a signal stopped keeps the checkpoint to go on from."""
+    services = context.services
+    return services.collect_checkpoints(policy.metric, saver.latest if services.preempt.signum is not None else None)
+
+
+def _policy(context: PyTorchTrialContext, settings: FitSettings, display: Display) -> CheckpointPolicy:
     services = context.services
     return policy_of(
         settings.checkpoint_policy,
@@ -118,6 +149,7 @@ def _policy(context: PyTorchTrialContext, settings: FitSettings) -> CheckpointPo
         (settings.best_metric, settings.smaller_is_better),
         # In an experiment of many trials, best means best of all of them.
         services.train.get_experiment_best_validation if services.info else lambda: None,
+        display.say,
     )
 
 
@@ -125,27 +157,65 @@ def _find_saved(context: PyTorchTrialContext, checkpoint: str | os.PathLike[str]
     if checkpoint is None:
         return None
     saved = find(context.services, checkpoint)
+    if saved is None:
+        return None
     loop, record = saved.state["loop"], context.services.recording.put
-    record(tracking.Continued(checkpoint=saved.uuid, steps_completed=loop["progress"]["batches_trained"]))
+    steps = loop["progress"]["batches_trained"]
+    unreported = loop.get("window", {}).get("count", 0)
+    record(tracking.Continued(checkpoint=saved.uuid, steps_completed=steps, reported_steps=steps - unreported))
+    _say_what_changed(loop)
     if "seed" in loop:  # the order of the data goes on by the seed that it began with
         context.trial_seed = loop["seed"]
         record(tracking.SeedChanged(seed=loop["seed"]))
     return saved
 
 
+def _say_what_changed(loop: Mapping[str, Any]) -> None:
+    """Warn of what makes the numbers of a resumed run differ in the last bits."""
+    now = _checkpoint.circumstances()
+    for name, before in loop.get("circumstances", {}).items():
+        if before != now.get(name):
+            warnings.warn(
+                f"The checkpoint was saved with {name} {before}; training goes on with {now.get(name)}: the results "
+                "can differ in their last bits from those of a run without a break.",
+                stacklevel=2,
+            )
+
+
 @contextlib.contextmanager
 def _trial_scope(callbacks: Callbacks, first_batch_idx: int, checkpoint_uuid: str | None) -> Iterator[None]:
+    """Tell the callbacks of the beginning and the end of a trial; each hears of the end, whatever happens."""
     try:
         callbacks.run("on_trial_startup", first_batch_idx, checkpoint_uuid)
         yield
-    finally:
-        callbacks.run("on_trial_shutdown")
+    except BaseException as error:
+        _note_failures(error, _shut_down(callbacks))
+        raise
+    if failures := _shut_down(callbacks):
+        _note_failures(failures[0], failures[1:])
+        raise failures[0]
+
+
+def _shut_down(callbacks: Callbacks) -> list[Exception]:
+    failures = []
+    for shutdown in callbacks.hooks("on_trial_shutdown"):
+        try:
+            shutdown()
+        except Exception as failure:
+            failures.append(failure)
+    return failures
+
+
+def _note_failures(error: BaseException, failures: list[Exception]) -> None:
+    for failure in failures:
+        error.add_note(f"on_trial_shutdown() failed too: {type(failure).__name__}: {failure}")
 
 
 def _go_to_position(
     context: PyTorchTrialContext, saver: Saver, stream: Stream, progress: Progress, saved: Saved | None
 ) -> Callable[[], Any]:
     """Put everything where training left off, and return the function that gets the next batch."""
+    context.reset_reducers()
     if saved is not None:
         saver.restore(saved)
         _match_epochs(progress, stream.epoch_length)
@@ -156,7 +226,6 @@ def _go_to_position(
         saved.state.clear()
     for model in context.models:
         model.train()
-    context.reset_reducers()
     return fetch
 
 
@@ -238,7 +307,7 @@ def _after_batch(context: PyTorchTrialContext, clock: Clock) -> Iterator[list[Ca
         yield steps if step is None else [*steps, step]
 
 
-def _say_where(display: Display, context: PyTorchTrialContext, checkpoint: str | None) -> None:
+def _say_where(display: Display, context: PyTorchTrialContext, checkpoint: str | None, is_first_fit: bool) -> None:
     """Say where everything is, and how to go on."""
     if not context.distributed.is_chief:
         return
@@ -249,6 +318,7 @@ def _say_where(display: Display, context: PyTorchTrialContext, checkpoint: str |
     if services.recording.is_kept:
         places.append(("record", f"det experiment describe {services.recording.experiment_id}"))
     if checkpoint is not None:
-        places.append(("continue", continue_command(checkpoint)))
+        command = continue_command(checkpoint) if is_first_fit else f"fit(latest_checkpoint={checkpoint!r})"
+        places.append(("continue", command))
     for label, text in places:
         display.say(f"{label:>11}: {text}")

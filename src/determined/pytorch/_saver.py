@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import pathlib
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-import torch
-
-from determined import errors
+from determined import errors, storage
 from determined._home import home
 from determined.core._context import Context
 from determined.pytorch import _checkpoint, _code
 from determined.pytorch._callback import Callbacks
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._progress import Progress
+from determined.pytorch._snapshot import HostCopier
+from determined.pytorch._writer import BackgroundWriter
+
+logger = logging.getLogger("determined.pytorch")
+
+ProgramFiles = tuple[_code.Program, list[pathlib.Path]]
 
 
 class Stateful(Protocol):
@@ -35,20 +41,51 @@ class Saved(NamedTuple):
     state: dict[str, Any]
 
 
-def find(services: Context, checkpoint: str | os.PathLike[str]) -> Saved:
-    """Return the checkpoint of an id, or at a path."""
+LATEST = "latest"
+"""What to pass as `latest_checkpoint` for the newest intact checkpoint of the experiment."""
+
+
+def find(services: Context, checkpoint: str | os.PathLike[str]) -> Saved | None:
+    """Return the checkpoint of an id, at a path, or the latest one; None if there is no latest one yet."""
     given = os.fspath(checkpoint)
+    if given == LATEST:
+        return _newest_intact(services)
+    if services.info is not None and given == services.info.latest_checkpoint:
+        # A trial that its runner starts again goes on by itself, from an older one if it must.
+        return _newest_intact(services, given)
     path = pathlib.Path(given)
     if os.sep not in given and not path.is_dir():
-        with services.checkpoint.restore_path(given) as folder:
-            return Saved(given, folder, _resumable(folder))
+        return _saved(given, services.checkpoint.store.path(given))
     if not path.is_dir():
         found = "a file, not a folder," if path.exists() else "nothing"
         raise errors.CheckpointNotFoundException(
             f"There is {found} at latest_checkpoint={given!r}; pass the folder of a checkpoint, or an id that "
             "`det checkpoint list` shows."
         )
-    return Saved(path.resolve().name, path, _resumable(path))
+    return _saved(path.resolve().name, path)
+
+
+def _saved(uuid: str, folder: pathlib.Path) -> Saved:
+    _checkpoint.verify(folder)
+    return Saved(uuid, folder, _resumable(folder))
+
+
+def _newest_intact(services: Context, first: str | None = None) -> Saved | None:
+    """Return the newest checkpoint that can be read, trying `first` before all; say which ones cannot."""
+    services.checkpoint.record_unrecorded()
+    candidates: dict[str, pathlib.Path | None] = {} if first is None else {first: None}
+    candidates |= {one.uuid: pathlib.Path(one.path) for one in services.recording.earlier_checkpoints()}
+    for uuid, folder in candidates.items():
+        try:
+            return _saved(uuid, folder or services.checkpoint.store.path(uuid))
+        except errors.InvalidCheckpointException as error:
+            warnings.warn(f"Checkpoint {uuid} is passed over for an older one: {error}", stacklevel=2)
+    if first is not None:
+        raise errors.InvalidCheckpointException(
+            f"Neither checkpoint {first} nor one before it can be read; start the trial anew without a checkpoint."
+        )
+    logger.info("There is no checkpoint to continue from yet, so training starts at batch 0.")
+    return None
 
 
 def _resumable(folder: pathlib.Path) -> dict[str, Any]:
@@ -77,23 +114,56 @@ class Saver:
         self._callbacks = callbacks
         self._progress = progress
         self._loop_parts = loop_parts
+        self._copier = HostCopier()
+        self._writer = BackgroundWriter()
+        self._unannounced: str | None = None
         self.latest: str | None = None
         """The id of the checkpoint saved or loaded last."""
 
-    def save(self) -> str:
-        """Save the run as it is and return the checkpoint's id."""
+    def save(self) -> None:
+        """Take a snapshot of the run and begin to write it; the write before is waited for.
+
+        A callback that needs the folder makes this wait for the write too.
+        """
+        self.wait()
+        program = self._program  # found on this thread: git must not be started while another forks workers
         self._progress.last_ckpt = self._progress.batches_trained
         state = _checkpoint.snapshot(self._context)
         state["callbacks"] = self._callbacks.state_dict()
         state["loop"] = {name: part.state_dict() for name, part in self._loop_parts.items()}
-        state["loop"] |= {"seed": self._context.trial_seed, "threads": torch.get_num_threads()}
+        state["loop"] |= {"seed": self._context.trial_seed, "circumstances": _checkpoint.circumstances()}
         self._callbacks.run("on_checkpoint_save_start", state)
-        metadata = _checkpoint.metadata(self._progress.batches_trained)
-        with self._context.services.checkpoint.store_path(metadata) as (folder, uuid):
-            self._write(folder, state)
-        self.latest = uuid
+        write = functools.partial(self._write, self._copier.copy(state), self._progress.batches_trained, program)
+        if any(self._callbacks.wants(hook) for hook in ("on_checkpoint_write_end", "on_checkpoint_end")):
+            write()
+        else:
+            self._writer.start(write)
+
+    def check(self) -> None:
+        """Refuse, before any work, what could not be saved later: a state of callbacks that is more than data."""
+        try:
+            states = {"callbacks": self._callbacks.state_dict(), **self._context.precision.state_dict()}
+        except Exception:  # a callback may be able to tell its state only later
+            return
+        _checkpoint.check(states)
+
+    def announce(self) -> str | None:
+        """Return the id of a checkpoint that became complete since the last call, and tell the callbacks."""
+        if not self._writer.finished() or self._unannounced is None:
+            return None
+        uuid, self._unannounced = self._unannounced, None
         self._callbacks.run("on_checkpoint_upload_end", uuid)
         return uuid
+
+    def wait(self) -> None:
+        """Wait until the checkpoint that is being written is complete."""
+        self._writer.wait()
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
 
     def restore(self, saved: Saved) -> None:
         """Put the run into a saved state, all but random numbers, which opening the data may still draw."""
@@ -106,17 +176,29 @@ class Saver:
                 part.load_state_dict(loop[name])
         self.latest = saved.uuid
 
-    def _write(self, folder: pathlib.Path, state: dict[str, Any]) -> None:
-        program, files = self._program
+    def _write(self, state: dict[str, Any], steps: int, program: ProgramFiles) -> None:
+        self._copier.ready()
+        checkpoints = self._context.services.checkpoint
+        try:
+            with checkpoints.store_path(_checkpoint.metadata(steps)) as (folder, uuid):
+                with storage.errors_naming(folder):
+                    self._fill(folder, state, program)
+                if self._context.distributed.is_chief:
+                    self._callbacks.run("on_checkpoint_write_end", folder)
+                    self._callbacks.run("on_checkpoint_end", str(folder))
+        except errors.StorageException as error:
+            safe = f"The last good checkpoint is {self.latest}." if self.latest else "There is none before it."
+            raise errors.StorageException(f"The checkpoint of batch {steps} is not saved. {error} {safe}") from error
+        self.latest = self._unannounced = uuid
+
+    def _fill(self, folder: pathlib.Path, state: dict[str, Any], program_files: ProgramFiles) -> None:
+        program, files = program_files
         _checkpoint.write(folder, state, _checkpoint.description(self._context, program, self._trial_class))
         if program.root is not None:
             _code.copy_program(program.root, files, folder / _checkpoint.CODE_FOLDER)
-        if self._context.distributed.is_chief:
-            self._callbacks.run("on_checkpoint_write_end", folder)
-            self._callbacks.run("on_checkpoint_end", str(folder))
 
     @functools.cached_property
-    def _program(self) -> tuple[_code.Program, list[pathlib.Path]]:
+    def _program(self) -> ProgramFiles:
         program = _code.program_of(self._trial_class)
         if program.root is None:
             return program, []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pathlib
 import secrets
@@ -27,6 +28,8 @@ from determined.pytorch._trial import PyTorchTrial, check_evaluation
 
 # Seeds that torch may have without the program's doing: its first one, and those of runs before in this process.
 _NOT_BY_THE_PROGRAM = {torch.Generator().initial_seed()}
+
+_fit_numbers = itertools.count()
 
 
 @contextlib.contextmanager
@@ -69,6 +72,7 @@ def init(
             trial_seed=seed,
             aggregation_frequency=aggregation_frequency,
             services=services,
+            seed_is_given=_given_seed(info, config) is not None,
         )
 
 
@@ -122,15 +126,16 @@ class Trainer:
         profiling_enabled: bool = False,
         *,
         best_metric: str | None = None,
-        smaller_is_better: bool = True,
+        smaller_is_better: bool | None = None,
     ) -> None:
         """Train to `max_length`, validating, saving and reporting on the way.
 
         Periods are `pytorch.Batch` or `pytorch.Epoch`, counted from the start of training; None means only
         after the last batch. After a validation the policy saves a checkpoint: `best` if it is the best so far,
         `all` always, `none` never. `best` compares the searcher's metric, else `best_metric`, else the only metric
-        or the validation loss. `latest_checkpoint`, an id or a path, is where to go on from. `test_mode` trains and
-        validates one batch and saves.
+        or the validation loss; it says which one, and whether the smallest or the largest is best.
+        `latest_checkpoint` is where to go on from: an id, a path, or "latest" for the newest intact checkpoint of an
+        experiment of this name, if there is one. `test_mode` trains and validates one batch and saves.
         """
         local = self._context.services.info is None
         length = _length(max_length, self._context, test_mode)
@@ -140,8 +145,9 @@ class Trainer:
         )
         _check_fit(checkpoint_policy, best_metric, test_mode and not local)
         if local:
-            # Set on the command line to continue a program as it is, so it goes before what the program says.
-            latest_checkpoint = os.environ.get("DET_LATEST_CHECKPOINT") or latest_checkpoint
+            # Set on the command line to continue a program as it is, so it goes before what the program says; once,
+            # since it is the checkpoint of one fit.
+            latest_checkpoint = os.environ.pop("DET_LATEST_CHECKPOINT", None) or latest_checkpoint
         _check_checkpoint(latest_checkpoint)
         profiler = ProfilerSettings(enabled=True) if profiling_enabled else self._profiler
         settings = FitSettings(
@@ -156,6 +162,7 @@ class Trainer:
             step_zero_validation=step_zero_validation,
             test_mode=test_mode,
             profiler=profiler,
+            is_first_fit=next(_fit_numbers) == 0,
         )
         run(self._trial, self._context, settings)
 
@@ -178,7 +185,7 @@ def _check_init(hparams: Any, exp_conf: Any, distributed: Any, aggregation_frequ
 
 def _seed(info: ClusterInfo | None, config: Mapping[str, Any] | None) -> int:
     """Return the seed of the run, and seed everything with it unless the program has seeded torch itself."""
-    given = info.trial.trial_seed if info else ((config or {}).get("reproducibility") or {}).get("experiment_seed")
+    given = _given_seed(info, config)
     if given is None and (own := torch.initial_seed()) not in _NOT_BY_THE_PROGRAM:
         return own % 2**31
     if given is not None and (isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < 2**32):
@@ -189,6 +196,10 @@ def _seed(info: ClusterInfo | None, config: Mapping[str, Any] | None) -> int:
     _rng.seed_all(seed)
     _NOT_BY_THE_PROGRAM.add(seed)
     return seed
+
+
+def _given_seed(info: ClusterInfo | None, config: Mapping[str, Any] | None) -> Any:
+    return info.trial.trial_seed if info else ((config or {}).get("reproducibility") or {}).get("experiment_seed")
 
 
 def _name(config: Mapping[str, Any] | None) -> str:

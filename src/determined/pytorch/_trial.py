@@ -92,6 +92,7 @@ def evaluate_batch_of(trial: PyTorchTrial) -> Callable[[Any, int], Any]:
     method = trial.evaluate_batch
     parameters = inspect.signature(method).parameters.values()
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    if takes_any or len([p for p in parameters if p.kind is not p.VAR_KEYWORD]) >= 2:
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if takes_any or len(positional) >= 2:
         return method
     return lambda batch, _: method(batch)  # type: ignore[call-arg]  # the old form

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from determined import errors
-from determined.core._columns import BatchColumns
+from determined.core._columns import MISSING, BatchColumns
+from determined.pytorch import _rng
 from determined.pytorch._callback import Callbacks
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data import batches_of
 from determined.pytorch._metrics import MetricWindow
+from determined.pytorch._plan import ShouldExit
 from determined.pytorch._reducer import REDUCTIONS, Reducer
 from determined.pytorch._trial import PyTorchTrial, evaluate_batch_of, overrides
 
@@ -29,18 +31,38 @@ class Validation:
         callbacks: Callbacks,
         loader: Any,
         most_batches: int | None,
+        stopping: Callable[[], bool],
     ) -> None:
         self._trial = trial
         self._context = context
         self._callbacks = callbacks
         self._loader = loader
         self._most_batches = most_batches
+        self._stopping = stopping
         self._by_batch = overrides(trial, "evaluate_batch")
         if self._by_batch:
             check_reducers(trial.evaluation_reducer())
 
+    @property
+    def starts_processes(self) -> bool:
+        """Whether a validation starts loader workers."""
+        return bool(getattr(self._loader, "num_workers", 0))
+
     def run(self) -> dict[str, Any]:
-        """Return the metrics of a validation. Models are in evaluation mode meanwhile."""
+        """Return the metrics of a validation. Models are in evaluation mode meanwhile.
+
+        When asked to stop it raises `ShouldExit` after a batch and leaves no trace in random numbers and reducers,
+        so that the same validation can follow a resume.
+        """
+        before = _rng.get_state()
+        try:
+            return self._run()
+        except ShouldExit:
+            _rng.set_state(before)
+            self._context.reset_reducers()
+            raise
+
+    def _run(self) -> dict[str, Any]:
         self._callbacks.run("on_validation_start")
         self._context.reset_reducers()
         for model in self._context.models:
@@ -86,6 +108,8 @@ class Validation:
                     "for the first; return the same names for every batch."
                 )
             window.add(metrics)
+            if self._stopping():
+                raise ShouldExit
         return window.take()
 
 
@@ -99,7 +123,8 @@ def _check_output(metrics: Any) -> None:
 def combined(outputs: BatchColumns, reducers: Reducer | Mapping[str, Reducer]) -> dict[str, Any]:
     """Return one value for each metric from those of all batches."""
     by_name = _reducer_by_name(reducers, list(outputs.columns))
-    return {name: _combine(name, values, by_name[name]) for name, values in outputs.columns.items()}
+    present = {name: [v for v in values if v is not MISSING] for name, values in outputs.columns.items()}
+    return {name: _combine(name, values, by_name[name]) for name, values in present.items() if values}
 
 
 def _reducer_by_name(reducers: Any, names: list[str]) -> Mapping[str, Reducer]:

@@ -1,6 +1,19 @@
 """Checkpoint bytes: where a checkpoint's folder is, and how it comes to be there whole."""
 
 from determined.storage._config import store_for
-from determined.storage._folder import FolderStore
+from determined.storage._faults import reach
+from determined.storage._folder import FolderStore, errors_naming
+from determined.storage._manifest import MANIFEST_FILE, Manifest
+from determined.storage._retention import Candidate, Retention, doomed
 
-__all__ = ["FolderStore", "store_for"]
+__all__ = [
+    "MANIFEST_FILE",
+    "Candidate",
+    "FolderStore",
+    "Manifest",
+    "Retention",
+    "doomed",
+    "errors_naming",
+    "reach",
+    "store_for",
+]

@@ -3,74 +3,191 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pathlib
 import re
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from determined import errors
+from determined.storage._faults import reach
+from determined.storage._manifest import MANIFEST_FILE, Manifest, walk
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _PARTIAL = ".partial"
 
 
 class FolderStore:
-    """A store that keeps each checkpoint in a folder named by its id."""
+    """A store that keeps each checkpoint in a folder named by its id, whole or not at all.
+
+    A checkpoint is staged beside its final place, in a folder that is locked for as long as its process lives;
+    then synced with a manifest, and renamed. What a dead process left staged is never taken for a checkpoint.
+    """
 
     def __init__(self, root: pathlib.Path) -> None:
         self.root = root
 
+    def check(self) -> None:
+        """Raise `StorageException` if no checkpoint can be written here; a folder that is missing is made."""
+        with errors_naming(self.root / "checkpoint"):
+            self._make_root()
+            tempfile.TemporaryDirectory(prefix="check-", suffix=_PARTIAL, dir=self.root).cleanup()
+
     def path(self, checkpoint_id: str) -> pathlib.Path:
         """Return the folder of an existing checkpoint."""
         folder = self.root / _checked(checkpoint_id)
-        if not folder.is_dir():
+        if not _is_own_folder(folder):
             raise errors.CheckpointNotFoundException(
                 f"There is no checkpoint {checkpoint_id!r} in {self.root}; "
                 "`det checkpoint list` shows the ids that exist."
             )
         return folder
 
+    def verified(self, checkpoint_id: str) -> pathlib.Path:
+        """Return the folder of a checkpoint whose files are all as they were saved, or raise what is wrong."""
+        folder = self.path(checkpoint_id)
+        Manifest.read(folder).verify(folder)
+        return folder
+
     @contextlib.contextmanager
-    def create(self, checkpoint_id: str) -> Iterator[pathlib.Path]:
-        """Give a folder to fill; it becomes the checkpoint when the block ends without an exception."""
+    def create(self, checkpoint_id: str, origin: Mapping[str, Any] | None = None) -> Iterator[pathlib.Path]:
+        """Give a folder to fill; it becomes the checkpoint when the block ends without an exception.
+
+        `origin` is kept in the manifest.
+        """
         final = self.root / _checked(checkpoint_id)
-        staging = final.with_name(final.name + _PARTIAL)
         if final.exists():
             raise errors.StorageException(f"Checkpoint {checkpoint_id!r} exists already in {self.root}.")
+        staging = final.with_name(final.name + _PARTIAL)
+        lock = self._stage(staging)
         try:
-            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            staging.mkdir(mode=0o700)
-        except OSError as error:
-            raise errors.StorageException(
-                f"Checkpoints cannot be written to {self.root} ({error.strerror}); set DET_HOME or "
-                "checkpoint_storage to a folder that this user may write."
-            ) from error
-        try:
+            reach("staged")
             yield staging
-            _sync_tree(staging)
-            staging.rename(final)
-            _sync(self.root)
+            reach("filled")
+            with errors_naming(staging):
+                _commit(staging, final, origin or {})
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
             raise
+        finally:
+            os.close(lock)
 
     def delete(self, checkpoint_id: str) -> None:
         """Remove a checkpoint; it disappears at once, also when the removal is interrupted."""
         folder = self.path(checkpoint_id)
         doomed = folder.with_name(folder.name + _PARTIAL)
         folder.rename(doomed)
-        shutil.rmtree(doomed)
+        reach("doomed")
+        sync(self.root)
+        # Another process may clear it as a leftover meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(doomed)
 
     def ids(self) -> list[str]:
         """Return the ids of all checkpoints in the store."""
         if not self.root.is_dir():
             return []
-        return sorted(p.name for p in self.root.iterdir() if p.is_dir() and not p.name.endswith(_PARTIAL))
+        return sorted(path.name for path in self.root.iterdir() if _is_id(path.name) and _is_own_folder(path))
+
+    def clear_leftovers(self) -> list[str]:
+        """Remove what dead processes left staged, and return the names; what a living one stages stays."""
+        if not self.root.is_dir() or not any(self.root.glob(f"*{_PARTIAL}")):
+            return []
+        with self._locked():
+            dead = [path for path in self.root.glob(f"*{_PARTIAL}") if not _is_alive(path)]
+            for path in dead:
+                shutil.rmtree(path, ignore_errors=True)
+        return sorted(path.name for path in dead)
+
+    def _stage(self, staging: pathlib.Path) -> int:
+        """Make the staging folder and return its lock, which ends with this process at the latest."""
+        with errors_naming(staging):
+            self._make_root()
+            # So that nobody takes the folder for a leftover before it is locked.
+            with self._locked():
+                staging.mkdir(mode=0o700)
+                lock = os.open(staging, os.O_RDONLY)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                return lock
+
+    def _make_root(self) -> None:
+        if self.root.is_symlink() and not self.root.exists():
+            raise errors.StorageException(
+                f"{self.root} is a link to {self.root.readlink()}, which does not exist; make that folder, or set "
+                "DET_HOME or checkpoint_storage to another one."
+            )
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        lock = os.open(self.root, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+
+@contextlib.contextmanager
+def errors_naming(folder: pathlib.Path) -> Iterator[None]:
+    """Turn what the file system refuses into an error that names the folder and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise errors.StorageException(
+            f"{error.filename or folder} cannot be written ({error.strerror or error}); make room or permission in "
+            f"{folder.parent}, or set DET_HOME or checkpoint_storage to another folder."
+        ) from error
+
+
+def _commit(staging: pathlib.Path, final: pathlib.Path, origin: Mapping[str, Any]) -> None:
+    """Make what is staged the checkpoint: durable first, then visible, then durably visible."""
+    _close_to_others(staging)
+    _sync_files(staging)
+    reach("synced")
+    Manifest.of(staging, origin).write(staging)
+    sync(staging / MANIFEST_FILE)
+    _sync_folders(staging)
+    reach("manifested")
+    staging.rename(final)
+    reach("renamed")
+    try:
+        sync(final.parent)
+    except OSError:
+        final.rename(staging)  # what may not last must not be found
+        raise
+    reach("committed")
+
+
+def _is_alive(staging: pathlib.Path) -> bool:
+    """Say whether the process that stages this folder still lives: then it holds the lock."""
+    try:
+        lock = os.open(staging, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _is_id(name: str) -> bool:
+    return _ID.fullmatch(name) is not None and not name.endswith(_PARTIAL)
+
+
+def _is_own_folder(path: pathlib.Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _checked(checkpoint_id: str) -> str:
-    if not isinstance(checkpoint_id, str) or not _ID.fullmatch(checkpoint_id) or checkpoint_id.endswith(_PARTIAL):
+    if not isinstance(checkpoint_id, str) or not _is_id(checkpoint_id):
         raise errors.InvalidCheckpointException(
             f"{checkpoint_id!r} is not a checkpoint id; ids are letters, digits, '-', '_' and '.', "
             "as `det checkpoint list` shows them."
@@ -78,14 +195,28 @@ def _checked(checkpoint_id: str) -> str:
     return checkpoint_id
 
 
-def _sync_tree(folder: pathlib.Path) -> None:
-    for parent, _, files in os.walk(folder):
-        for name in files:
-            _sync(pathlib.Path(parent, name))
-        _sync(pathlib.Path(parent))
+def _close_to_others(folder: pathlib.Path) -> None:
+    """Let nobody but the owner read a checkpoint: it may hold data that the model has memorized."""
+    for parent, folders, _ in os.walk(folder):
+        for name in folders:
+            pathlib.Path(parent, name).chmod(0o700)
+    for path in walk(folder):
+        path.chmod(0o600)
 
 
-def _sync(path: pathlib.Path) -> None:
+def _sync_files(folder: pathlib.Path) -> None:
+    # Together, since a file system can serve many waiting syncs with one write to its journal.
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        list(pool.map(sync, walk(folder)))
+
+
+def _sync_folders(folder: pathlib.Path) -> None:
+    for parent, _, _ in os.walk(folder, topdown=False):
+        sync(pathlib.Path(parent))
+
+
+def sync(path: pathlib.Path) -> None:
+    """Wait until a file, or the entries of a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

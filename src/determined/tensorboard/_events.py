@@ -89,9 +89,12 @@ class _Output:
     def close(self) -> None:
         with self._lock:
             if self._file is not None:
-                self._drain(self._file)
-                self._file.close()
-                self._file = None
+                file, self._file = self._file, None
+                try:
+                    self._drain(file)
+                finally:  # what the disk does not take now it will not take later
+                    self._pending.clear()
+                    file.close()
 
     def forget(self) -> None:
         # The parent may have been holding the lock in a thread that does not exist here.

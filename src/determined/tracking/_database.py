@@ -144,7 +144,7 @@ def errors_naming(url: sa.URL) -> Iterator[None]:
     """Turn what the database libraries raise inside into a `TrackingException` that names the database."""
     try:
         yield
-    except (exc.SQLAlchemyError, sqlite3.Error, OverflowError, json.JSONDecodeError) as error:
+    except (exc.SQLAlchemyError, sqlite3.Error, OverflowError, json.JSONDecodeError, UnicodeDecodeError) as error:
         cause = getattr(error, "orig", None) or error
         raise errors.TrackingException(
             f"the tracking database {shown(url)!r} cannot be used: {cause}; {_remedy(str(cause))}."

@@ -87,10 +87,14 @@ class CheckpointDeleted:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Continued:
-    """The run started from this checkpoint, which holds so many batches of training."""
+    """The run started from this checkpoint, which holds so many batches of training.
+
+    The training metrics of the last ones may be in it unreported; then they are reported anew.
+    """
 
     checkpoint: str
     steps_completed: int
+    reported_steps: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

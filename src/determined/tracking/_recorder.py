@@ -29,7 +29,7 @@ from ._messages import (
     StateChanged,
     StatusChanged,
 )
-from ._views import best_value
+from ._views import best_value, is_comparable
 
 
 class Recorder:
@@ -86,7 +86,7 @@ class Recorder:
     def best_validation(self, metric: str, smaller_is_better: bool) -> float | None:
         """Return the best value that any trial of the experiment has reported for a validation metric.
 
-        None when there is none; NaN and values that are not numbers do not count.
+        None when there is none; what is not a finite number does not count.
         """
         statement = (
             sa.select(_schema.metrics.c.metrics)
@@ -97,7 +97,7 @@ class Recorder:
         engine = _database.for_reading(self._engine)
         with _database.errors_naming(engine.url), engine.begin() as connection:
             values = (metrics.get(metric) for metrics in connection.execute(statement).scalars())
-            return best_value(values, smaller_is_better)
+            return best_value(filter(is_comparable, values), smaller_is_better)
 
     def close(self) -> None:
         """Close the connections to the database. Twice is fine."""
@@ -167,6 +167,7 @@ class _Changes:
             case Continued():
                 self.trial["source_checkpoint"] = message.checkpoint
                 self.trial["source_steps_completed"] = message.steps_completed
+                self.trial["source_reported_steps"] = message.reported_steps
             case StatusChanged() | MetadataChanged() | SeedChanged():
                 self.trial.update(_fields(message))
             case _:
@@ -184,7 +185,7 @@ class _Changes:
 
     def apply(self, connection: sa.Connection, experiment_id: int) -> None:
         _execute_many(connection, sa.insert(_schema.metrics), self.metrics)
-        _execute_many(connection, sa.insert(_schema.checkpoints), self.saved)
+        _execute_many(connection, sa.insert(_schema.checkpoints), _without_known(connection, self.saved))
         _execute_many(connection, _MARK_DELETED, self.deleted)
         if self.trial:
             trials = _schema.trials
@@ -193,6 +194,14 @@ class _Changes:
             experiments = _schema.experiments
             mine = sa.and_(experiments.c.id == experiment_id, experiments.c.is_local)
             connection.execute(sa.update(experiments).where(mine).values(self.experiment))
+
+
+def _without_known(connection: sa.Connection, saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out checkpoints that are on record: another process may have found one before its own run told of it."""
+    uuid = _schema.checkpoints.c.uuid
+    ids = [row["uuid"] for row in saved]
+    known = set(connection.execute(sa.select(uuid).where(uuid.in_(ids))).scalars()) if ids else set()
+    return [row for row in saved if row["uuid"] not in known]
 
 
 _MARK_DELETED = (

@@ -58,6 +58,32 @@ class Records:
         found = self._trials(_trials.c.id == id)
         return found[0] if found else self._missing(f"trial {id}", "det experiment describe ID")
 
+    def history(self, trial_id: int) -> list[MetricReport]:
+        """Return the reports of a trial and, before them, of those that it continues, as if it had been one run.
+
+        What an earlier run reported after the checkpoint from which the next one started is left out.
+        """
+        trial = self.trial(trial_id)
+        source = sa.select(_checkpoints.c.trial_id).where(_checkpoints.c.uuid == trial.source_checkpoint)
+        earlier = [row.trial_id for row in self._rows(source) if row.trial_id < trial_id]
+        before = self.history(earlier[0]) if earlier else []
+        last = {"training": trial.source_reported_steps}
+        kept = [r for r in before if r.steps_completed <= (last.get(r.group, trial.source_steps_completed) or 0)]
+        return kept + self.metrics(trial_id)
+
+    def sources(self) -> set[str]:
+        """Return the ids of the checkpoints from which some trial was continued."""
+        rows = self._rows(sa.select(_trials.c.source_checkpoint).where(_trials.c.source_checkpoint.is_not(None)))
+        return {row.source_checkpoint for row in rows}
+
+    def checkpoints_of_experiments(self, name: str) -> list[CheckpointRecord]:
+        """Return the checkpoints of all experiments with a name, those of the oldest trial first; deleted ones too."""
+        so_named = sa.select(_experiments.c.id).where(_experiments.c.name == name)
+        statement = _select_checkpoints().where(_trials.c.experiment_id.in_(so_named))
+        # By trial, since one that a crash kept from the record can get there after those of later trials.
+        rows = self._rows(statement.order_by(_checkpoints.c.trial_id, _checkpoints.c.id))
+        return [_checkpoint(row) for row in rows]
+
     def metrics(self, trial_id: int, group: str | None = None) -> list[MetricReport]:
         """Return the reports of a trial, of one group or of all, ordered by step."""
         rows = self._rows(sa.select(_trials.c.id).where(_trials.c.id == trial_id))
@@ -200,6 +226,7 @@ def _trial(row: sa.Row[Any], reports: Sequence[MetricReport]) -> TrialRecord:
         process=_process(row),
         source_checkpoint=row.source_checkpoint,
         source_steps_completed=row.source_steps_completed,
+        source_reported_steps=row.source_reported_steps,
         metadata=row.metadata or {},
         started=row.started,
         ended=row.ended,

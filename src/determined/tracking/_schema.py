@@ -76,6 +76,7 @@ def _trials(metadata: sa.MetaData) -> sa.Table:
         sa.Column("host", AnyText, nullable=False),
         sa.Column("source_checkpoint", AnyText),
         sa.Column("source_steps_completed", sa.BigInteger),
+        sa.Column("source_reported_steps", sa.BigInteger),
         sa.Column("state", sa.Text, nullable=False),
         sa.Column("reason", AnyText),
         sa.Column("status", AnyText),

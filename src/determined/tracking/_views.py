@@ -103,6 +103,7 @@ class TrialRecord:
     process: RunProcess
     source_checkpoint: str | None
     source_steps_completed: int | None
+    source_reported_steps: int | None
     metadata: Mapping[str, Any]
     started: float
     ended: float | None
@@ -152,6 +153,11 @@ def is_number(value: Any) -> bool:
         return False
 
 
+def is_comparable(value: Any) -> bool:
+    """Return whether a metric can be the best: a number, and a finite one."""
+    return is_number(value) and math.isfinite(value)
+
+
 def best_value(values: Iterable[Any], smaller_is_better: bool) -> float | None:
     """Return the best of the numbers among the values, or None if there are none."""
     numbers = [float(value) for value in values if is_number(value)]
@@ -189,7 +195,7 @@ def find_best(reports: Sequence[MetricReport], config: Mapping[str, Any] | None)
     """
     validations = [report for report in reports if report.group == "validation"]
     metric, smaller_is_better = _judged_by(validations, config)
-    scored = [report for report in validations if is_number(report.metrics.get(metric))]
+    scored = [report for report in validations if is_comparable(report.metrics.get(metric))]
     if not scored:
         return None
     sign = 1 if smaller_is_better else -1

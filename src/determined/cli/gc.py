@@ -1,0 +1,28 @@
+"""`det gc`: bring the checkpoint store and the record together again."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from determined import _home, storage
+from determined.core._recovery import mark_missing, record_unrecorded, remove_unlisted
+
+from . import _output
+
+
+def gc(
+    store: Annotated[str | None, typer.Argument(help="A checkpoint folder, if not that of the home folder.")] = None,
+) -> None:
+    """Clear what crashes left behind: half-written checkpoints, and records and folders that do not match."""
+    home = _home.home()
+    folder = storage.store_for(store, home.checkpoints)
+    done = {
+        "half-written checkpoints cleared": folder.clear_leftovers(),
+        "checkpoints put on record": record_unrecorded(folder, home.database) if home.database.exists() else [],
+        "folders of deleted checkpoints removed": remove_unlisted(folder, home.database),
+        "records of vanished checkpoints closed": mark_missing(folder, home.database),
+    }
+    for what, names in done.items():
+        typer.echo(f"{len(names)} {what}" + "".join(f"\n  {_output.plain(name)}" for name in names))

@@ -1,0 +1,75 @@
+"""Delete the checkpoints that retention does not keep."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from determined import tracking
+from determined.core._checkpoint import CheckpointContext
+from determined.core._recording import Recording
+from determined.storage import Candidate, Retention, doomed
+from determined.tracking._views import is_comparable
+
+logger = logging.getLogger("determined.core")
+
+_WORST = math.inf
+
+
+def collect(
+    checkpoints: CheckpointContext,
+    recording: Recording,
+    keep: Retention,
+    metric: tuple[str, bool] | None,
+    protected: str | None,
+) -> list[str]:
+    """Delete what need not stay of an experiment's checkpoints, and return the ids."""
+    records = tracking.Records(recording.database)
+    stored = set(checkpoints.store.ids())
+    present = [
+        one
+        for one in records.checkpoints(recording.experiment_id)
+        if one.state is tracking.CheckpointState.COMPLETED and one.uuid in stored
+    ]
+    validations = _validations(records, {one.trial_id for one in present})
+    if metric is None and validations and keep.save_experiment_best + keep.save_trial_best:
+        logger.warning(
+            "All checkpoints stay, because nothing says which validation metric the best are the best of; name it in "
+            "exp_conf['searcher']['metric'] or pass fit(best_metric='...', smaller_is_better=...)."
+        )
+        return []
+    candidates = [
+        Candidate(
+            uuid=one.uuid,
+            trial_id=one.trial_id,
+            steps_completed=one.steps_completed,
+            score=_score(validations.get((one.trial_id, one.steps_completed)), metric),
+        )
+        for one in present
+    ]
+    ids = doomed(candidates, keep, records.sources() | ({protected} if protected else set()))
+    for uuid in ids:
+        checkpoints.delete(uuid)
+    return ids
+
+
+def _validations(records: tracking.Records, trial_ids: set[int]) -> dict[tuple[int, int], Mapping[str, Any]]:
+    """Return the metrics of each validation by (trial, step)."""
+    return {
+        (trial_id, report.steps_completed): report.metrics
+        for trial_id in trial_ids
+        for report in records.metrics(trial_id, "validation")
+    }
+
+
+def _score(validation: Mapping[str, Any] | None, metric: tuple[str, bool] | None) -> float | None:
+    """Return the compared metric, smaller being better; what is no finite number is worse than all that are."""
+    if validation is None or metric is None:
+        return None
+    name, smaller_is_better = metric
+    value: Any = validation.get(name)
+    if not is_comparable(value):
+        return _WORST
+    return float(value) if smaller_is_better else -float(value)

@@ -1,0 +1,108 @@
+"""A copy of a training's state in host memory, taken while training waits and written while it goes on."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Key = tuple[Any, ...]
+
+
+class HostCopier:
+    """Copies states into buffers that are kept from one copy to the next: one copy of the state on the host.
+
+    On a GPU the buffers are pinned and filled by a stream beside that of the training, which waits for the copies
+    on the device; the host does not. `ready` must be called before a copy is read, and a copy must not be read
+    any more when the next one is taken.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[Key, Tensor] = {}
+        self._fresh: dict[Key, Tensor] = {}
+        self._copied: dict[Key, Tensor] = {}
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._done: list[torch.cuda.Event] = []
+
+    def copy(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a state that nothing which is done to the given one changes."""
+        self._fresh, self._copied = {}, {}
+        try:
+            copied: dict[str, Any] = self._copy(state, ())
+            self._end_streams()
+        finally:
+            # Buffers that found no use in this copy are let go.
+            self._buffers, self._fresh, self._copied = self._fresh, {}, {}
+        return copied
+
+    def ready(self) -> None:
+        """Wait until the last copy is complete."""
+        for event in self._done:
+            event.synchronize()
+
+    def _copy(self, value: Any, place: Key) -> Any:
+        if isinstance(value, Tensor):
+            return self._copy_tensor(value, place)
+        kind = type(value)
+        if kind is dict:
+            return {key: self._copy(one, (*place, key)) for key, one in value.items()}
+        if kind is list or kind is tuple:
+            return kind([self._copy(one, (*place, i)) for i, one in enumerate(value)])
+        if kind is collections.OrderedDict:
+            copied = collections.OrderedDict((key, self._copy(one, (*place, key))) for key, one in value.items())
+            vars(copied).update(copy.deepcopy(vars(value)))  # what torch hangs on to state dicts: versions of modules
+            return copied
+        return copy.deepcopy(value)
+
+    def _copy_tensor(self, tensor: Tensor, place: Key) -> Tensor:
+        tensor = tensor.detach()
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            return tensor.clone().cpu()
+        # Tied weights stay one tensor, in memory and in the file.
+        form = (tensor.dtype, tensor.shape, tensor.stride())
+        same = (tensor.device, tensor.data_ptr(), tensor.is_conj(), tensor.is_neg(), *form)
+        if tensor.numel() and same in self._copied:
+            return self._copied[same]
+        buffer = self._buffer(tensor, (*place, form))
+        self._fill(buffer, tensor)
+        self._copied[same] = buffer
+        return buffer
+
+    def _buffer(self, tensor: Tensor, key: Key) -> Tensor:
+        buffer = self._buffers.get(key)
+        if buffer is None:
+            # With the tensor's strides: an optimizer steps faster where its state has those of the weights.
+            buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        self._fresh[key] = buffer
+        return buffer
+
+    def _fill(self, buffer: Tensor, tensor: Tensor) -> None:
+        if not tensor.is_cuda:
+            _copy_on_host(buffer, tensor)
+            return
+        if tensor.device not in self._streams:
+            self._streams[tensor.device] = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]  # of torch
+        stream = self._streams[tensor.device]
+        stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        with torch.cuda.stream(stream):
+            buffer.copy_(tensor, non_blocking=True)
+        tensor.record_stream(stream)
+
+    def _end_streams(self) -> None:
+        self._done = [stream.record_event() for stream in self._streams.values()]
+        for device, stream in self._streams.items():
+            # What training does next must not change what is still being copied.
+            torch.cuda.current_stream(device).wait_stream(stream)
+
+
+def _copy_on_host(buffer: Tensor, tensor: Tensor) -> None:
+    is_plain = tensor.device.type == "cpu" and not tensor.is_conj() and not tensor.is_neg()
+    if is_plain and tensor.stride() == buffer.stride():
+        # By one thread: torch's own copy waits for all of its threads, also for those that find no free core.
+        ctypes.memmove(buffer.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+    else:
+        buffer.copy_(tensor)

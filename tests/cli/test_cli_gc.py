@@ -1,0 +1,139 @@
+"""`det gc`: what it clears, records, removes and closes, and what it must not touch."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from determined import core, storage, tracking
+
+Det = Callable[..., Any]
+
+HOLDING = """
+import pathlib, sys
+from determined.storage import FolderStore
+with FolderStore(pathlib.Path(sys.argv[1])).create("living") as folder:
+    (folder / "weights").write_text("half")
+    print("staged", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def save() -> str:
+    with core.init() as context, context.checkpoint.store_path() as (folder, uuid):
+        (folder / "weights").write_text("12345")
+    return uuid
+
+
+@pytest.fixture
+def store(home: pathlib.Path) -> storage.FolderStore:
+    return storage.FolderStore(home / "checkpoints")
+
+
+@pytest.fixture
+def records(home: pathlib.Path) -> tracking.Records:
+    return tracking.Records(home / "tracking.db")
+
+
+def state_of(records: tracking.Records, uuid: str) -> tracking.CheckpointState:
+    return records.checkpoint(uuid).state
+
+
+def test_nothing_to_do_is_said(det: Det, home: pathlib.Path) -> None:
+    result = det("gc")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["0"] * 4
+    assert not home.exists()
+
+
+def test_what_is_in_order_stays(det: Det, store: storage.FolderStore, records: tracking.Records) -> None:
+    uuid = save()
+    assert det("gc").exit_code == 0
+    assert store.ids() == [uuid]
+    assert state_of(records, uuid) is tracking.CheckpointState.COMPLETED
+    store.verified(uuid)
+
+
+def test_leftovers_of_dead_processes_go_and_those_of_living_ones_stay(det: Det, store: storage.FolderStore) -> None:
+    store.root.mkdir(parents=True)
+    (store.root / "dead.partial").mkdir()
+    (store.root / "dead.partial" / "weights").write_text("half")
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDING, str(store.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as living:
+        assert living.stdout is not None
+        assert living.stdout.readline() == "staged\n"
+        assert "1 half-written checkpoints cleared\n  dead.partial\n" in det("gc").stdout
+        living.communicate("\n", timeout=60)
+    assert living.returncode == 0
+    assert store.verified("living").is_dir()
+
+
+def test_leftover_of_a_process_that_was_killed_goes(det: Det, store: storage.FolderStore) -> None:
+    command = [sys.executable, "-c", HOLDING, str(store.root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        killed.stdout.readline()
+        killed.kill()
+    assert "living.partial" in det("gc").stdout
+    assert list(store.root.iterdir()) == []
+
+
+def test_complete_checkpoint_that_is_not_on_record_is_recorded(
+    det: Det, store: storage.FolderStore, records: tracking.Records, home: pathlib.Path
+) -> None:
+    save()
+    with store.create("found", {"database": str(home / "tracking.db"), "experiment_id": 1, "trial_id": 1}) as folder:
+        (folder / "metadata.json").write_text('{"steps_completed": 7}')
+    assert "1 checkpoints put on record\n  found\n" in det("gc").stdout
+    assert records.checkpoint("found").steps_completed == 7
+
+
+def test_bytes_of_a_deleted_checkpoint_are_removed(det: Det, store: storage.FolderStore, home: pathlib.Path) -> None:
+    kept, doomed = save(), save()
+    with tracking.Recorder.attach(home / "tracking.db", 2, 2) as recorder:
+        recorder.write([tracking.CheckpointDeleted(uuid=doomed)])
+    assert f"1 folders of deleted checkpoints removed\n  {doomed}\n" in det("gc").stdout
+    assert store.ids() == [kept]
+
+
+def test_record_of_a_vanished_checkpoint_is_closed(
+    det: Det, store: storage.FolderStore, records: tracking.Records
+) -> None:
+    kept, lost = save(), save()
+    shutil.rmtree(store.path(lost))
+    assert f"1 records of vanished checkpoints closed\n  {lost}\n" in det("gc").stdout
+    assert state_of(records, lost) is tracking.CheckpointState.DELETED
+    assert state_of(records, kept) is tracking.CheckpointState.COMPLETED
+
+
+def test_another_store_can_be_named(det: Det, tmp_path: pathlib.Path, store: storage.FolderStore) -> None:
+    for root in (tmp_path / "other", store.root):
+        (root / "dead.partial").mkdir(parents=True)
+    assert det("gc", tmp_path / "other").exit_code == 0
+    assert list((tmp_path / "other").iterdir()) == []
+    assert (store.root / "dead.partial").exists()
+
+
+def test_folders_of_other_people_stay(det: Det, store: storage.FolderStore) -> None:
+    save()
+    (store.root / "notes").mkdir()
+    (store.root / "notes" / "read.me").write_text("mine")
+    (store.root / "file.txt").write_text("mine")
+    assert det("gc").exit_code == 0
+    assert (store.root / "notes" / "read.me").read_text() == "mine"
+    assert (store.root / "file.txt").exists()
+
+
+def test_hostile_names_are_printed_as_text(det: Det, store: storage.FolderStore) -> None:
+    (store.root / "a\a\x1b[31m.partial").mkdir(parents=True)
+    result = det("gc")
+    assert result.exit_code == 0
+    assert not {"\a", "\x1b"} & set(result.stdout)
+    assert list(store.root.iterdir()) == []

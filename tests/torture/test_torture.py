@@ -1,0 +1,16 @@
+"""A training that is killed again and again ends as one that was let alone. `make torture` is the long version."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+
+def test_training_killed_many_times_ends_with_the_same_bits() -> None:
+    driver = pathlib.Path(__file__).with_name("torture.py")
+    done = subprocess.run(
+        [sys.executable, str(driver), "--kills=10", "--short", "--seed=7"], capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 differences, 0 failed runs, 0 unreadable latest checkpoints" in done.stdout
