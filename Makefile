@@ -14,7 +14,7 @@ DEMO := .demo
 help:
 	@echo "make demo     train the digits example to 97 % accuracy and show its record and learning curves"
 	@echo "make test     check style and types, then run the tests"
-	@echo "make torture  kill a training 200 times and check that it ends with the same bits (minutes)"
+	@echo "make torture  kill a training 200 times and check that it ends with the same bits; start 100 jobs (minutes)"
 	@echo "make lint     check style and types only"
 	@echo "make format   rewrite the sources in the project's style"
 	@echo "make docs     build the documentation into site/"
@@ -43,11 +43,13 @@ demo: $(INSTALLED)
 test: lint
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --cov --cov-report=term
 
-# Sweeps over every system call too where there is strace.
+# Sweeps over every system call too where there is strace, and cuts the power where it may mount a disk (77: it may not).
 torture: export DET_PROGRESS := 0
 torture: $(INSTALLED)
 	$(BIN)/python tests/torture/sweep.py
+	$(BIN)/python tests/torture/power.py --cuts 100 || test $$? -eq 77
 	$(BIN)/python tests/torture/torture.py --kills 200 --jobs $(TEST_WORKERS)
+	$(BIN)/python tests/torture/starts.py --jobs 100
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

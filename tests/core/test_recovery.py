@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import shutil
 from collections.abc import Callable
@@ -99,14 +100,46 @@ def test_checkpoint_of_another_origin_is_left_alone(origin: dict[str, Any], reco
 def test_checkpoint_with_impossible_steps_is_left_alone(steps: Any, records: tracking.Records) -> None:
     save()
     forge("odd", {"steps_completed": steps})
-    assert record_unrecorded(store(), home().database) == []
+    with pytest.warns(UserWarning, match=r"odd is not on record and is passed over: .*metadata\.json"):
+        assert record_unrecorded(store(), home().database) == []
 
 
 def test_damaged_checkpoint_is_not_recorded() -> None:
     save()
     forge("damaged")
     (store().path("damaged") / "metadata.json").write_text("[]")
-    assert record_unrecorded(store(), home().database) == []
+    with pytest.warns(UserWarning, match=r"damaged is not on record and is passed over: .*metadata\.json is damaged"):
+        assert record_unrecorded(store(), home().database) == []
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1), (2, 3, 1)])
+def test_checkpoints_are_recorded_in_the_order_of_their_steps_whatever_the_clock_said(
+    order: tuple[int, ...], records: tracking.Records
+) -> None:
+    save()
+    for clock, steps in enumerate(order):
+        forge(f"after-{steps}", {"steps_completed": steps})
+        os.utime(store().path(f"after-{steps}"), (clock, clock))
+    assert record_unrecorded(store(), home().database) == ["after-1", "after-2", "after-3"]
+    assert [one.steps_completed for one in records.checkpoints(trial_id=1)] == [0, 1, 2, 3]
+
+
+def test_checkpoints_of_an_earlier_trial_are_recorded_first(records: tracking.Records) -> None:
+    save()
+    save()
+    forge("later", {"steps_completed": 1}, experiment_id=2, trial_id=2)
+    forge("earlier", {"steps_completed": 5})
+    assert record_unrecorded(store(), home().database) == ["earlier", "later"]
+
+
+def test_pipe_in_a_forged_checkpoint_is_not_waited_for() -> None:
+    save()
+    forge("forged")
+    (store().path("forged") / "metadata.json").unlink()
+    storage.Manifest({}, storage.Manifest.read(store().path("forged")).origin).write(store().path("forged"))
+    os.mkfifo(store().path("forged") / "metadata.json")
+    with pytest.warns(UserWarning, match="forged is not on record and is passed over: it is not a plain file"):
+        assert record_unrecorded(store(), home().database) == []
 
 
 # Checkpoints that are on record as deleted

@@ -279,7 +279,10 @@ def test_restart_with_nothing_intact_says_so(restarted: Callable[..., LineTrial]
 def forget(uuid: str) -> None:
     """Take a checkpoint off the record, as a crash between saving and recording would have left it."""
     with sqlite3.connect(home().database) as connection:
+        (owner,) = connection.execute("SELECT trial_id FROM checkpoints WHERE uuid = ?", (uuid,)).fetchone()
         connection.execute("DELETE FROM checkpoints WHERE uuid = ?", (uuid,))
+        its_tally = "kind = 'checkpoints' AND owner = ?"
+        connection.execute(f"UPDATE tallies SET count = count - 1, mirror = mirror + 1 WHERE {its_tally}", (owner,))
     connection.close()
 
 
@@ -313,7 +316,8 @@ def test_damaged_checkpoint_that_was_not_recorded_is_not_taken() -> None:
     last = folders()[-1]
     forget(last.name)
     flip(last / "state_dict.pth")
-    assert train(4).seen == [(0, 2), (0, 3)]
+    with pytest.warns(UserWarning, match=rf"{last.name} is not on record and is passed over: .*state_dict\.pth"):
+        assert train(4).seen == [(0, 2), (0, 3)]
     assert last not in folders()
 
 
@@ -344,4 +348,5 @@ def test_odd_metadata_of_an_unrecorded_checkpoint_does_not_disturb(metadata: str
     forget(last.name)
     (last / "metadata.json").write_text(metadata)
     reseal(last)
-    assert len(train(3).seen) in (1, 2)
+    with pytest.warns(UserWarning, match=f"{last.name} is not on record and is passed over"):
+        assert train(3).seen == [(0, 1), (0, 2)]

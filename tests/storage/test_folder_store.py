@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import random
 import stat
 
 import pytest
@@ -33,6 +34,25 @@ def test_store_lists_its_checkpoints(store: storage.FolderStore) -> None:
     for name in ("b", "a"):
         fill(store, name)
     assert store.ids() == ["a", "b"]
+
+
+def test_none_of_a_thousand_flipped_bits_is_overlooked(store: storage.FolderStore) -> None:
+    rng = random.Random(19)
+    with store.create("a") as folder:
+        (folder / "code").mkdir()
+        for name, size in {"state_dict.pth": 30_000, "load_data.json": 400, "code/model.py": 2_000}.items():
+            (folder / name).write_bytes(rng.randbytes(size))
+    paths = [path for path in store.path("a").rglob("*") if path.is_file()]
+    for number in range(1000):
+        path = paths[number % len(paths)]
+        whole = path.read_bytes()
+        changed = bytearray(whole)
+        changed[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        path.write_bytes(changed)
+        with pytest.raises(errors.InvalidCheckpointException, match=path.name):
+            store.verified("a")
+        path.write_bytes(whole)
+    store.verified("a")
 
 
 def test_store_that_does_not_exist_yet_is_empty(store: storage.FolderStore) -> None:

@@ -88,24 +88,21 @@ def checkpoint_kilobytes(tmp_path_factory: pytest.TempPathFactory) -> int:
         return kilobytes_of(pathlib.Path(records().checkpoints()[-1].path))
 
 
-@pytest.mark.parametrize("room", [0.0, 0.3, 0.7, 0.9, 1.3, 1.7, 2.3, 2.7])
-def test_full_disk_ends_training_with_what_was_saved_intact(
-    room: float, mount: Mount, checkpoint_kilobytes: int
-) -> None:
-    store = tmpfs(mount, int(room * checkpoint_kilobytes))
-    with pytest.raises(StorageException) as caught:
-        fit_to(store, MegabyteTrial, max_length=Batch(5), checkpoint_period=Batch(1))
-    assert str(store) in str(caught.value)
-    assert "No space left on device" in str(caught.value)
-    assert saved_at() == list(range(1, int(room) + 1))
-    saved = [one.uuid for one in records().checkpoints()]
-    assert sorted(path.name for path in store.iterdir()) == sorted(saved)
-    if saved:
-        for uuid in saved:
-            storage.FolderStore(store).verified(uuid)
-        assert f"The last good checkpoint is {saved[-1]}." in str(caught.value)
-        state = state_in(store / saved[-1])
-        assert state["loop"]["progress"]["batches_trained"] == len(saved)
+def test_full_disk_ends_training_with_what_was_saved_intact(mount: Mount, checkpoint_kilobytes: int) -> None:
+    for megabytes in range(3 * checkpoint_kilobytes // 1024 + 1):
+        store = tmpfs(mount, megabytes * 1024, at=f"disk-{megabytes}")
+        with pytest.raises(StorageException) as caught:
+            fit_to(store, MegabyteTrial, max_length=Batch(4), checkpoint_period=Batch(1))
+        assert str(store) in str(caught.value)
+        assert "No space left on device" in str(caught.value)
+        room = megabytes * 1024 // checkpoint_kilobytes
+        assert saved_at(trial_id=megabytes + 1) == list(range(1, room + 1))
+        saved = [one.uuid for one in records().checkpoints(trial_id=megabytes + 1)]
+        assert sorted(path.name for path in store.iterdir()) == sorted(saved)
+        if saved:
+            assert f"The last good checkpoint is {saved[-1]}." in str(caught.value)
+            last = storage.FolderStore(store).verified(saved[-1])
+            assert state_in(last)["loop"]["progress"]["batches_trained"] == room
 
 
 def test_training_goes_on_from_what_a_full_disk_left(mount: Mount, checkpoint_kilobytes: int) -> None:

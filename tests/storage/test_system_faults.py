@@ -92,33 +92,113 @@ def test_latest_ignores_a_clock_that_stands_in_the_past() -> None:
     assert fit(init=init, max_length=Batch(5), latest_checkpoint="latest").seen == [(0, 4)]
 
 
-@pytest.mark.parametrize("place", ["after.partial/sub/file", "after.partial/manifest.json", "after.partial/sub", "."])
-def test_checkpoint_whose_sync_fails_is_never_taken_for_saved(place: str, tmp_path: pathlib.Path) -> None:
-    strace = shutil.which("strace")
-    if strace is None:
-        pytest.skip("strace is not installed")
+SAVE = """
+import pathlib, sys
+from determined import errors, storage
+store = storage.FolderStore(pathlib.Path(sys.argv[1]))
+
+def save(name):
+    try:
+        with store.create(name) as folder, storage.errors_naming(folder):
+            (folder / "sub").mkdir()
+            (folder / "sub" / "file").write_bytes(bytes(30_000))
+    except errors.StorageException as error:
+        print("not saved:", error)
+    else:
+        print("saved")
+
+"""
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path) -> storage.FolderStore:
+    """A store with one checkpoint."""
     store = storage.FolderStore(tmp_path / "store")
     with store.create("before") as folder:
         (folder / "file").write_text("before")
-    program = f"""
-from determined import errors, storage
-store = storage.FolderStore(__import__("pathlib").Path({str(store.root)!r}))
-try:
-    with store.create("after") as folder:
-        (folder / "sub").mkdir()
-        (folder / "sub" / "file").write_text("after")
-except errors.StorageException as error:
-    print("not saved:", error)
-else:
-    print("saved")
-"""
-    failing = ["-P", os.path.normpath(store.root / place), "-e", "inject=fsync:error=EIO"]
-    command = [strace, "-f", "-qq", "-o", os.devnull, *failing, sys.executable, "-c", program]
+    return store
+
+
+def save_with(store: storage.FolderStore, program: str, *tracer: str) -> str:
+    """Run a program that can `save`, and return what it printed."""
+    command = [*tracer, sys.executable, "-c", SAVE + program, str(store.root)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True)
-    if "PTRACE" in done.stderr or "not permitted" in done.stderr:
+    if tracer and ("PTRACE" in done.stderr or "not permitted" in done.stderr):
         pytest.skip(f"strace cannot run here: {done.stderr.strip()}")
-    assert "not saved:" in done.stdout, done.stderr
-    assert "Input/output error" in done.stdout
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def injecting(path: pathlib.Path, call: str, error: str) -> list[str]:
+    """Return the command that makes a system call on a path fail in another command."""
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("strace is not installed")
+    failing = ["-P", os.path.normpath(path), "-e", f"inject={call}:error={error}"]
+    return [strace, "-f", "-qq", "-o", os.devnull, *failing]
+
+
+def assert_only_the_first_is_there(store: storage.FolderStore) -> None:
     assert store.ids() == ["before"]
     assert store.verified("before")
     assert [path.name for path in store.root.iterdir()] == ["before"]
+
+
+@pytest.mark.parametrize("place", ["after.partial/sub/file", "after.partial/manifest.json", "after.partial/sub", "."])
+def test_checkpoint_whose_sync_fails_is_never_taken_for_saved(place: str, store: storage.FolderStore) -> None:
+    said = save_with(store, "save('after')", *injecting(store.root / place, "fsync", "EIO"))
+    assert "not saved:" in said
+    assert "Input/output error" in said
+    assert_only_the_first_is_there(store)
+
+
+@pytest.mark.parametrize(
+    ("call", "place"),
+    [
+        ("mkdir", "after.partial"),
+        ("openat", "after.partial"),  # to lock it
+        ("openat", "after.partial/sub/file"),
+        ("write", "after.partial/sub/file"),
+        ("read", "after.partial/sub/file"),  # for its checksum
+        ("chmod", "after.partial/sub/file"),
+        ("rename", "after.partial"),
+    ],
+)
+def test_kernel_without_memory_leaves_nothing_of_a_checkpoint(
+    call: str, place: str, store: storage.FolderStore
+) -> None:
+    said = save_with(store, "save('after')", *injecting(store.root / place, call, "ENOMEM"))
+    assert f"not saved: {store.root / 'after.partial'}" in said
+    assert "cannot be written (Cannot allocate memory)" in said
+    if call != "openat":  # by which its remains would have to be removed, too
+        assert_only_the_first_is_there(store)
+    assert store.ids() == ["before"]
+
+
+def test_file_that_grows_too_large_is_named(store: storage.FolderStore) -> None:
+    said = save_with(store, "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9999, 9999)); save('after')")
+    assert f"not saved: {store.root}/after.partial" in said
+    assert "File too large" in said
+    assert_only_the_first_is_there(store)
+
+
+def test_process_without_file_descriptors_saves_whole_or_says_so(store: storage.FolderStore) -> None:
+    program = """
+import os, resource
+save("warm-up")  # so that all modules are imported
+free = len(os.listdir("/proc/self/fd")) - 1
+for more in range(8):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + more, 999))
+    save(f"with-{more}")
+resource.setrlimit(resource.RLIMIT_NOFILE, (999, 999))
+save("after")
+"""
+    outcomes = save_with(store, program).splitlines()
+    assert len(outcomes) == 10
+    failed = [line for line in outcomes if line != "saved"]
+    assert failed
+    assert all("Too many open files" in line for line in failed), outcomes
+    assert len(store.ids()) == 1 + outcomes.count("saved")
+    assert all(store.verified(uuid) for uuid in store.ids())
+    store.clear_leftovers()
+    assert sorted(path.name for path in store.root.iterdir()) == store.ids()

@@ -62,9 +62,12 @@ def _steps(folder: pathlib.Path) -> int:
 
 
 def lost(home: pathlib.Path, expected: Iterable[Row]) -> list[Row]:
-    """Return the reports of steps up to the newest checkpoint that are not on record."""
+    """Return the reports of steps up to the newest checkpoint that are not on record.
+
+    A stop abandons the validation that is under way and saves, so that one of the newest checkpoint may be to come.
+    """
     steps, found = saved_steps(home), rows(home)
-    return [row for row in expected if row[1] <= steps and row not in found]
+    return [row for row in expected if row[1] + (row[0] == "validation") <= steps and row not in found]
 
 
 class _Copy:

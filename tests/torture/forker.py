@@ -102,8 +102,10 @@ class Forker:
 def serve() -> None:
     """Fork a child for each job that comes in, and say its process id and how it ended."""
     import program
+    import psutil  # noqa: F401  # this and those below: a run would import them later
+    import torch._dynamo  # noqa: F401
 
-    from determined.tracking import Recorder, Records  # noqa: F401  # a run would import them later
+    from determined.tracking import Recorder, Records  # noqa: F401
 
     gc.freeze()  # so that children do not copy all memory by collecting garbage in it
     answers = os.fdopen(os.dup(1), "w", buffering=1)

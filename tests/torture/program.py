@@ -8,22 +8,18 @@ import json
 import os
 import pathlib
 import random
+import signal
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from course import CHECKPOINT, DIGEST, LENGTH, REPORTING, VALIDATION
 from torch import nn
 from torch.utils.data import Dataset
 
 from determined import pytorch, tracking
 from determined.pytorch import Batch, LRScheduler
-
-LENGTH = 61
-"""Batches of a whole run, unless told otherwise: five epochs of twelve, and one batch."""
-
-DIGEST = "digest "
-"""What the line begins with that holds the digests, as JSON."""
 
 
 class Noisy(Dataset[Any]):
@@ -85,9 +81,10 @@ def small_model() -> nn.Module:
 class TortureTrial(pytorch.PyTorchTrial):
     """Two models, each with its optimizer and scheduler."""
 
-    def __init__(self, context: pytorch.PyTorchTrialContext, workers: int) -> None:
+    def __init__(self, context: pytorch.PyTorchTrialContext, workers: int, stop_at: int) -> None:
         self.context = context
         self.workers = workers
+        self.stop_at = stop_at
         self.first, self.second = (context.wrap_model(small_model()) for _ in range(2))
         self.adam = context.wrap_optimizer(torch.optim.Adam(self.first.parameters(), lr=0.01))
         self.sgd = context.wrap_optimizer(torch.optim.SGD(self.second.parameters(), lr=0.01, momentum=0.9))
@@ -109,6 +106,8 @@ class TortureTrial(pytorch.PyTorchTrial):
         return {"memory": self.memory}
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        if batch_idx == self.stop_at:
+            signal.raise_signal(signal.SIGTERM)
         x, y = batch
         first = nn.functional.mse_loss(self.first(x), y)
         second = nn.functional.mse_loss(self.second(x), y) * (1 + 0.1 * random.random())
@@ -170,16 +169,16 @@ def history(trial_id: int) -> list[tuple[str, int, Any]]:
     return [(report.group, report.steps_completed, report.metrics) for report in records.history(trial_id)]
 
 
-def train(length: int, workers: int, aggregation: int, seed: int) -> dict[str, str]:
+def train(length: int, workers: int, aggregation: int, seed: int, stop_at: int) -> dict[str, str]:
     """Train to the end, from the newest checkpoint if there is one, and return the digests of what came out."""
     config = {"name": "torture", "reproducibility": {"experiment_seed": seed}}
     with pytorch.init(exp_conf=config, aggregation_frequency=aggregation) as context:
-        trial = TortureTrial(context, workers)
+        trial = TortureTrial(context, workers, stop_at)
         pytorch.Trainer(trial, context).fit(
             max_length=Batch(length),
-            reporting_period=Batch(8),
-            validation_period=Batch(13),
-            checkpoint_period=Batch(5),
+            reporting_period=Batch(REPORTING),
+            validation_period=Batch(VALIDATION),
+            checkpoint_period=Batch(CHECKPOINT),
             latest_checkpoint="latest",
         )
         digests = {part: digest(state) for part, state in states(trial).items()}
@@ -189,11 +188,17 @@ def train(length: int, workers: int, aggregation: int, seed: int) -> dict[str, s
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
-    for option, default in {"--length": LENGTH, "--workers": 0, "--aggregation": 1, "--seed": 1}.items():
+    for option, default in {
+        "--length": LENGTH,
+        "--workers": 0,
+        "--aggregation": 1,
+        "--seed": 1,
+        "--stop-at": -1,
+    }.items():
         parser.add_argument(option, type=int, default=default)
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    digests = train(given.length, given.workers, given.aggregation, given.seed)
+    digests = train(**vars(given))
     print(DIGEST + json.dumps({"all": digest(digests), **digests}), flush=True)
 
 

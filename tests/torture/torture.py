@@ -22,18 +22,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import findings
+from course import DIGEST, LENGTH, ends_a_window
 from forker import Ended, Forker
 
 FAULT_POINTS = ("staged", "filled", "synced", "manifested", "renamed", "committed", "recorded")
 """Points of the commit of a checkpoint at which `DET_DIE_AT` makes a process kill itself."""
 
-AT_FAULT_POINT, STOPS = 0.4, 0.15
-"""The shares of kills at a fault point and of stops by SIGTERM; the others are kills at a random instant."""
+AT_FAULT_POINT, IN_A_WINDOW, STOPS = 0.4, 0.05, 0.1
+"""The shares of kills at a fault point, of stops by SIGTERM in the middle of a window, by which each run begins too,
+and of those at a random instant; the others are kills at a random instant."""
 
 MOST_KILLS = 25
 """Kills of one run before it is let alone to finish."""
-
-DIGEST = "digest "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +42,16 @@ class Setting:
 
     workers: int
     aggregation: int
+    length: int = LENGTH
 
     def arguments(self, seed: int) -> list[str]:
-        return [f"--workers={self.workers}", f"--aggregation={self.aggregation}", f"--seed={seed}"]
+        options = {**dataclasses.asdict(self), "seed": seed}
+        return [f"--{name}={value}" for name, value in options.items()]
 
 
 SETTINGS = [Setting(workers, aggregation) for workers in (0, 2) for aggregation in (1, 4)]
+SHORT = [Setting(workers=2, aggregation=4, length=31)]
+"""For a short check: only the one with most to lose."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,11 +98,12 @@ class Torturer:
     def torture(self, seed: int) -> Counts:
         """Do one run with kills until it has finished, and return what was found."""
         rng, counts, home = random.Random(seed), Counts(runs=1), self._home(f"run-{seed}")
+        ended = self._stop(rng, home, counts)
         while True:
-            ended = self._attempt(rng, home, counts)
             if not (ended.was_killed or ended.was_stopped):
                 break
             self._check_after_kill(home, counts)
+            ended = self._attempt(rng, home, counts)
         self._check_end(home, ended, counts)
         faults = ", ".join(f"{count} {name}" for name, count in counts.faults.items()) or "as the reference"
         say(f"{self._setting} seed={seed}: {counts.kills.total()} kills, {counts.stops} stops, {faults}")
@@ -113,17 +118,29 @@ class Torturer:
             point = rng.choice(FAULT_POINTS)
             ended = self._run(home, die_at=f"{point}:{rng.randint(1, 4)}")
             counts.kills[point] += ended.was_killed
+        elif kind < AT_FAULT_POINT + IN_A_WINDOW:
+            ended = self._stop(rng, home, counts)
         else:
-            signum = signal.SIGTERM if kind < AT_FAULT_POINT + STOPS else signal.SIGKILL
+            signum = signal.SIGTERM if kind < AT_FAULT_POINT + IN_A_WINDOW + STOPS else signal.SIGKILL
             ended = self._run(home, after=rng.uniform(0, self._reference.seconds), signum=signum)
             counts.kills["any instant"] += ended.was_killed
             counts.stops += ended.was_stopped
         counts.faults["unreadable latest checkpoints"] += ended.output.count("is passed over")
         return ended
 
-    def _run(self, home: pathlib.Path, die_at: str = "", **signal_at: Any) -> Ended:
+    def _stop(self, rng: random.Random, home: pathlib.Path, counts: Counts) -> Ended:
+        """Start the program once, to be stopped where the metrics of a window are half gathered."""
+        begin = findings.saved_steps(home)
+        inside = [batch for batch in range(begin, self._setting.length) if not ends_a_window(batch + 1)]
+        # One of the next few, so that something is left to be killed in.
+        ended = self._run(home, stop_at=rng.choice(inside[:8] or [self._setting.length]))
+        counts.stops += ended.was_stopped
+        return ended
+
+    def _run(self, home: pathlib.Path, die_at: str = "", stop_at: int = -1, **signal_at: Any) -> Ended:
         environment = {"DET_HOME": str(home), "DET_DIE_AT": die_at}
-        return self._forker.run(self._arguments, environment, home.with_suffix(".log"), **signal_at)
+        arguments = [*self._arguments, f"--stop-at={stop_at}"]
+        return self._forker.run(arguments, environment, home.with_suffix(".log"), **signal_at)
 
     def _check_after_kill(self, home: pathlib.Path, counts: Counts) -> None:
         for what, found in {
@@ -205,10 +222,10 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200, help="at least so many, over all settings")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="to repeat a run")
     parser.add_argument("--jobs", type=int, default=2, help="settings at once")
-    parser.add_argument("--short", action="store_true", help="only one setting, the one with most to lose")
+    parser.add_argument("--short", action="store_true", help="a short training of one setting")
     given = parser.parse_args()
     say(f"seed {given.seed}")
-    total = sum(results(given.kills, given.seed, given.jobs, SETTINGS[-1:] if given.short else SETTINGS), Counts())
+    total = sum(results(given.kills, given.seed, given.jobs, SHORT if given.short else SETTINGS), Counts())
     by_cause = ", ".join(f"{count} at {cause}" for cause, count in total.kills.most_common())
     say(f"{total.kills.total()} kills and {total.stops} stops in {total.runs} runs: {by_cause}")
     names = ("differences", "failed runs", "unreadable latest checkpoints", "unreadable checkpoints", "lost metrics")

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from determined import tracking
+from determined import _text, tracking
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")]
@@ -40,10 +40,7 @@ def chosen_format(json: bool, csv: bool) -> Format:
 
 def plain(value: Any, limit: int = _LONGEST_CELL) -> str:
     """Return text of bounded length for a terminal: control characters appear as their escapes."""
-    text = str(value)
-    if len(text) > limit:
-        text = text[: limit - 1] + "…"
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return _text.plain(value, limit)
 
 
 def cell(value: Any) -> str:

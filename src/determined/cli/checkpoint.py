@@ -1,4 +1,4 @@
-"""`det checkpoint`: list, describe and copy checkpoints."""
+"""`det checkpoint`: list, describe, copy and consolidate checkpoints."""
 
 from __future__ import annotations
 
@@ -82,6 +82,22 @@ def download(
     typer.echo(f"Copied {_output.bytes_text(record.size)} to {_output.plain(target)}")
 
 
+@app.command()
+def consolidate(
+    uuid: CheckpointUuid,
+    folder: Annotated[pathlib.Path, typer.Argument(help="The new or empty folder to fill.")],
+) -> None:
+    """Copy a checkpoint of a model that was spread over processes, whole in one state_dict.pth."""
+    record = _output.open_records().checkpoint(uuid)
+    source, target = _folder_of(record), folder.absolute()
+    _refuse_to_overwrite(target)
+    from determined.pytorch._consolidate import consolidate as write_whole
+
+    with _staged(target) as staging:
+        write_whole(source, staging)
+    typer.echo(f"The whole checkpoint is in {_output.plain(target)}")
+
+
 def _folder_of(record: tracking.CheckpointRecord) -> pathlib.Path:
     if record.state is tracking.CheckpointState.DELETED:
         raise errors.CheckpointNotFoundException(
@@ -99,7 +115,7 @@ def _folder_of(record: tracking.CheckpointRecord) -> pathlib.Path:
 def _refuse_to_overwrite(target: pathlib.Path) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise errors.StorageException(
-            f"{str(target)!r} exists and is not an empty folder; pass another one with --output-dir."
+            f"{str(target)!r} exists and is not an empty folder; pass another one (for download, with --output-dir)."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -95,8 +96,9 @@ def _distinct(values: Any) -> str | None:
 
 
 def _best(experiment: tracking.ExperimentRecord, trials: list[tracking.TrialRecord]) -> tracking.BestValidation | None:
-    searcher = (experiment.config or {}).get("searcher") or {}
-    sign = 1 if searcher.get("smaller_is_better", True) else -1
+    searcher = (experiment.config or {}).get("searcher")
+    is_smaller_better = searcher.get("smaller_is_better", True) if isinstance(searcher, Mapping) else True
+    sign = 1 if is_smaller_better else -1
     scored = [trial.best_validation for trial in trials if trial.best_validation is not None]
     return min(scored, key=lambda best: sign * best.value, default=None)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from determined import tracking
+from determined import errors, tracking
 from determined.core._checkpoint import CheckpointContext
 from determined.core._recording import Recording
 from determined.storage import Candidate, Retention, doomed
@@ -51,7 +52,8 @@ def collect(
     ]
     ids = doomed(candidates, keep, records.sources() | ({protected} if protected else set()))
     for uuid in ids:
-        checkpoints.delete(uuid)
+        with contextlib.suppress(errors.CheckpointNotFoundException):  # another trial's run was faster
+            checkpoints.delete(uuid)
     return ids
 
 

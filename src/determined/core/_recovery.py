@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
-from typing import Any
+import warnings
+from typing import NamedTuple
 
 from determined import errors, storage, tracking
 
@@ -14,12 +16,21 @@ METADATA_FILE = "metadata.json"
 def record_unrecorded(store: storage.FolderStore, database: pathlib.Path) -> list[str]:
     """Record the checkpoints that are complete in the store but not on record, oldest first, and return their ids.
 
-    A process can die between the two. Checkpoints of other databases are left alone.
+    A process can die between the two. Checkpoints of other databases are left alone; of one that is damaged is warned.
     """
     known = {checkpoint.uuid for checkpoint in tracking.Records(database).checkpoints()}
-    unknown = [store.path(uuid) for uuid in store.ids() if uuid not in known]
-    unknown.sort(key=lambda folder: folder.stat().st_mtime_ns)
-    return [folder.name for folder in unknown if _record(folder, database)]
+    found = [_found(store.root / uuid, database) for uuid in store.ids() if uuid not in known]
+    # By step rather than by time within a trial, since clocks jump.
+    ordered = sorted((one for one in found if one), key=lambda one: (one.trial_id, one.saved.steps_completed))
+    return [one.saved.uuid for one in ordered if _record(one, database)]
+
+
+class _Found(NamedTuple):
+    """A checkpoint that is not on record, with the run that it says it is of."""
+
+    experiment_id: int
+    trial_id: int
+    saved: tracking.CheckpointSaved
 
 
 def remove_unlisted(store: storage.FolderStore, database: pathlib.Path) -> list[str]:
@@ -31,7 +42,8 @@ def remove_unlisted(store: storage.FolderStore, database: pathlib.Path) -> list[
     }
     doomed = [uuid for uuid in store.ids() if uuid in deleted]
     for uuid in doomed:
-        store.delete(uuid)
+        with contextlib.suppress(errors.CheckpointNotFoundException):  # another process was faster
+            store.delete(uuid)
     return doomed
 
 
@@ -58,20 +70,33 @@ def mark_missing(store: storage.FolderStore, database: pathlib.Path) -> list[str
     return [checkpoint.uuid for checkpoint in gone]
 
 
-def _record(folder: pathlib.Path, database: pathlib.Path) -> bool:
+def _found(folder: pathlib.Path, database: pathlib.Path) -> _Found | None:
+    """Return an intact checkpoint of a run of this database, or None."""
+    if not (folder / storage.MANIFEST_FILE).exists():
+        return None  # never complete, or not ours
     try:
         manifest = storage.Manifest.read(folder)
-        if manifest.origin.get("database") != str(database):
-            return False
+        experiment_id, trial_id = (manifest.origin.get(name) for name in ("experiment_id", "trial_id"))
+        if (
+            manifest.origin.get("database") != str(database)
+            or type(experiment_id) is not int
+            or type(trial_id) is not int
+        ):
+            return None
         manifest.verify(folder)
-        metadata = _metadata(folder)
-        steps = metadata.get("steps_completed", 0)
-        if type(steps) is not int or steps < 0:
-            return False
-    except (errors.InvalidCheckpointException, OSError, ValueError, TypeError, RecursionError):
-        return False
-    origin = manifest.origin
-    message = tracking.CheckpointSaved(
+        return _Found(experiment_id, trial_id, _saved(folder, manifest))
+    except (errors.InvalidCheckpointException, OSError, ValueError, RecursionError) as error:
+        if folder.exists():  # another process may have deleted it meanwhile
+            warnings.warn(f"Checkpoint {folder.name} is not on record and is passed over: {error}", stacklevel=3)
+        return None
+
+
+def _saved(folder: pathlib.Path, manifest: storage.Manifest) -> tracking.CheckpointSaved:
+    metadata = json.loads(storage.read_plain(folder / METADATA_FILE))
+    steps = metadata.get("steps_completed", 0) if isinstance(metadata, dict) else None
+    if type(steps) is not int or not 0 <= steps < 2**63:
+        raise ValueError(f"its {METADATA_FILE} does not tell how many batches it was saved after")
+    return tracking.CheckpointSaved(
         uuid=folder.name,
         steps_completed=steps,
         path=str(folder),
@@ -79,14 +104,12 @@ def _record(folder: pathlib.Path, database: pathlib.Path) -> bool:
         resources={name: entry.size for name, entry in manifest.files.items()},
         time=folder.stat().st_mtime,
     )
+
+
+def _record(found: _Found, database: pathlib.Path) -> bool:
     try:
-        with tracking.Recorder.attach(database, origin["experiment_id"], origin["trial_id"]) as recorder:
-            recorder.write([message])
-    except (errors.TrackingException, KeyError):
+        with tracking.Recorder.attach(database, found.experiment_id, found.trial_id) as recorder:
+            recorder.write([found.saved])
+    except errors.TrackingException:
         return False
     return True
-
-
-def _metadata(folder: pathlib.Path) -> dict[str, Any]:
-    metadata = json.loads((folder / METADATA_FILE).read_text())
-    return metadata if isinstance(metadata, dict) else {}

@@ -2,8 +2,9 @@
 
 from determined.storage._config import store_for
 from determined.storage._faults import reach
-from determined.storage._folder import FolderStore, errors_naming
+from determined.storage._folder import FolderStore, errors_naming, sync_folder
 from determined.storage._manifest import MANIFEST_FILE, Manifest
+from determined.storage._plain import read_plain
 from determined.storage._retention import Candidate, Retention, doomed
 
 __all__ = [
@@ -15,5 +16,7 @@ __all__ = [
     "doomed",
     "errors_naming",
     "reach",
+    "read_plain",
     "store_for",
+    "sync_folder",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pathlib
 import re
@@ -15,6 +14,7 @@ from typing import Any
 
 from determined import errors
 from determined.storage._faults import reach
+from determined.storage._locks import is_locked, locked
 from determined.storage._manifest import MANIFEST_FILE, Manifest, walk
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -63,24 +63,22 @@ class FolderStore:
         if final.exists():
             raise errors.StorageException(f"Checkpoint {checkpoint_id!r} exists already in {self.root}.")
         staging = final.with_name(final.name + _PARTIAL)
-        lock = self._stage(staging)
-        try:
+        with self._staged(staging):
             reach("staged")
             yield staging
             reach("filled")
             with errors_naming(staging):
                 _commit(staging, final, origin or {})
-        except BaseException:
-            shutil.rmtree(staging, ignore_errors=True)
-            raise
-        finally:
-            os.close(lock)
 
     def delete(self, checkpoint_id: str) -> None:
         """Remove a checkpoint; it disappears at once, also when the removal is interrupted."""
         folder = self.path(checkpoint_id)
         doomed = folder.with_name(folder.name + _PARTIAL)
-        folder.rename(doomed)
+        try:
+            folder.rename(doomed)
+        except FileNotFoundError:
+            self.path(checkpoint_id)  # says that another process was faster
+            raise
         reach("doomed")
         sync(self.root)
         # Another process may clear it as a leftover meanwhile.
@@ -97,22 +95,24 @@ class FolderStore:
         """Remove what dead processes left staged, and return the names; what a living one stages stays."""
         if not self.root.is_dir() or not any(self.root.glob(f"*{_PARTIAL}")):
             return []
-        with self._locked():
-            dead = [path for path in self.root.glob(f"*{_PARTIAL}") if not _is_alive(path)]
+        with locked(self.root):
+            dead = [path for path in self.root.glob(f"*{_PARTIAL}") if not is_locked(path)]
             for path in dead:
                 shutil.rmtree(path, ignore_errors=True)
         return sorted(path.name for path in dead)
 
-    def _stage(self, staging: pathlib.Path) -> int:
-        """Make the staging folder and return its lock, which ends with this process at the latest."""
-        with errors_naming(staging):
-            self._make_root()
-            # So that nobody takes the folder for a leftover before it is locked.
-            with self._locked():
-                staging.mkdir(mode=0o700)
-                lock = os.open(staging, os.O_RDONLY)
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                return lock
+    @contextlib.contextmanager
+    def _staged(self, staging: pathlib.Path) -> Iterator[None]:
+        """Make the staging folder and keep it locked for a block, after whose failure nothing is left of it."""
+        with contextlib.ExitStack() as stack:
+            with errors_naming(staging):
+                self._make_root()
+                # So that nobody takes the folder for a leftover before it is locked.
+                with locked(self.root):
+                    staging.mkdir(mode=0o700)
+                    stack.enter_context(_removed_after_failure(staging))
+                    stack.enter_context(locked(staging))
+            yield
 
     def _make_root(self) -> None:
         if self.root.is_symlink() and not self.root.exists():
@@ -120,16 +120,19 @@ class FolderStore:
                 f"{self.root} is a link to {self.root.readlink()}, which does not exist; make that folder, or set "
                 "DET_HOME or checkpoint_storage to another one."
             )
+        missing = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in missing:  # a checkpoint lasts no longer than the folders that lead to it
+            sync(folder.parent)
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        lock = os.open(self.root, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
+
+@contextlib.contextmanager
+def _removed_after_failure(folder: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 @contextlib.contextmanager
@@ -142,6 +145,12 @@ def errors_naming(folder: pathlib.Path) -> Iterator[None]:
             f"{error.filename or folder} cannot be written ({error.strerror or error}); make room or permission in "
             f"{folder.parent}, or set DET_HOME or checkpoint_storage to another folder."
         ) from error
+
+
+def sync_folder(folder: pathlib.Path) -> None:
+    """Wait until all that is in a folder is on the disk."""
+    _sync_files(folder)
+    _sync_folders(folder)
 
 
 def _commit(staging: pathlib.Path, final: pathlib.Path, origin: Mapping[str, Any]) -> None:
@@ -161,21 +170,6 @@ def _commit(staging: pathlib.Path, final: pathlib.Path, origin: Mapping[str, Any
         final.rename(staging)  # what may not last must not be found
         raise
     reach("committed")
-
-
-def _is_alive(staging: pathlib.Path) -> bool:
-    """Say whether the process that stages this folder still lives: then it holds the lock."""
-    try:
-        lock = os.open(staging, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
 
 
 def _is_id(name: str) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pathlib
+import random
 import sqlite3
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,8 +17,14 @@ from sqlalchemy import event, exc, pool
 
 from determined import errors
 
+from . import _log
+from ._damage import Damage
+
 BUSY_TIMEOUT = 30.0  # seconds that a connection waits for another one's write
+# Seconds after which it begins to wait anew: SQLite asks ever more seldom, and others would always be faster.
+_ATTEMPT = 0.1
 ELSEWHERE = "set DET_HOME to another folder"
+LONGEST_LOG = 4 << 20  # bytes that the write-ahead log keeps once nobody needs more of it
 
 
 def location(url_or_path: str | pathlib.Path) -> sa.URL:
@@ -60,8 +66,11 @@ def create_file(path: pathlib.Path) -> None:
     """Make an empty database file that only its owner can read, unless there is one."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Before SQLite does: it would follow the umask, and its side files copy this file's mode.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        # Before SQLite does: it would follow the umask, and its side files copy this file's mode. One that is there is
+        # not opened: to close it again would take away the locks that this process has on it.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return
     except OSError as error:
         raise errors.TrackingException(
             f"the tracking database {str(path)!r} cannot be created: {error}; make the folder writable or {ELSEWHERE}."
@@ -83,20 +92,24 @@ def reading_engine(url: sa.URL) -> sa.Engine:
     """Return an engine that cannot change the database and keeps no connection open."""
     path = file_of(url)
     if path is None:
-        return _server_engine(url)
+        return for_reading(_server_engine(url, poolclass=pool.NullPool))
     engine = sa.create_engine(url, creator=lambda: _connect(path, "ro"), poolclass=pool.NullPool)
+    event.listen(engine, "connect", _prepare_for_reading)
     event.listen(engine, "begin", _begin)
     return for_reading(engine)
 
 
 def for_reading(engine: sa.Engine) -> sa.Engine:
     """Return the engine with transactions that leave writers alone; connections are shared."""
+    if file_of(engine.url) is None:
+        # What one transaction reads must be of one moment, as it is with SQLite.
+        return engine.execution_options(isolation_level="REPEATABLE READ")
     return engine.execution_options(reading=True)
 
 
-def _server_engine(url: sa.URL) -> sa.Engine:
+def _server_engine(url: sa.URL, **options: Any) -> sa.Engine:
     try:
-        return sa.create_engine(url)
+        return sa.create_engine(url, **options)
     except (exc.NoSuchModuleError, ModuleNotFoundError) as error:
         raise errors.TrackingException(
             f"no driver for the tracking database {shown(url)!r}: {error}; install the one its URL names, "
@@ -105,59 +118,93 @@ def _server_engine(url: sa.URL) -> sa.Engine:
 
 
 def _connect(path: pathlib.Path, mode: str) -> sqlite3.Connection:
+    _log.check(path)
     # Percent-encoded, because a file name may hold "?" or "#", which mean something in a URI.
     return sqlite3.connect(
         f"file:{urllib.parse.quote(os.fspath(path))}?mode={mode}",
         uri=True,
-        timeout=BUSY_TIMEOUT,
+        timeout=_ATTEMPT if mode == "rw" else BUSY_TIMEOUT,
         isolation_level=None,  # transactions begin where `_begin` says, not where the driver guesses
         check_same_thread=False,  # the pool hands a connection to one thread at a time
     )
+
+
+def _prepare_for_reading(connection: sqlite3.Connection, _record: Any) -> None:
+    connection.execute("PRAGMA cell_size_check = ON")
 
 
 def _prepare_for_writing(connection: sqlite3.Connection, _record: Any) -> None:
     connection.execute("PRAGMA foreign_keys = ON")
     _use_write_ahead_log(connection)
     connection.execute("PRAGMA synchronous = FULL")
+    # Else a log that grew while somebody read for long would keep its size.
+    connection.execute(f"PRAGMA journal_size_limit = {LONGEST_LOG}")
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
-    # SQLite does not wait for its busy timeout when two processes change the mode at once.
-    deadline = time.monotonic() + BUSY_TIMEOUT
-    while connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-        try:
-            if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
-                return  # a file system without shared memory: slower, and as safe
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
+    def switch() -> None:
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            # On a file system without shared memory it stays as it is: slower, and as safe.
+            connection.execute("PRAGMA journal_mode = WAL").fetchone()
+
+    # SQLite does not wait at all when two processes change the mode at once.
+    _when_free(switch)
 
 
 def _begin(connection: sa.Connection) -> None:
-    is_reading = connection.get_execution_options().get("reading", False)
-    connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")
+    if connection.get_execution_options().get("reading", False):
+        connection.exec_driver_sql("BEGIN")
+    else:
+        _when_free(lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+
+
+def _when_free(action: Callable[[], object]) -> None:
+    """Do what needs the database for itself, as soon as others let go of it."""
+    deadline = time.monotonic() + BUSY_TIMEOUT
+    while True:
+        try:
+            action()
+            return
+        except (sqlite3.OperationalError, exc.OperationalError) as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(random.uniform(0.001, 0.01))
 
 
 @contextlib.contextmanager
 def errors_naming(url: sa.URL) -> Iterator[None]:
-    """Turn what the database libraries raise inside into a `TrackingException` that names the database."""
+    """Turn damage, and what the database libraries raise inside, into a `TrackingException` that names the database."""
     try:
         yield
-    except (exc.SQLAlchemyError, sqlite3.Error, OverflowError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except Damage as damage:
+        raise errors.TrackingException(
+            f"the tracking database {shown(url)!r} is damaged: {damage}; {damage.remedy or _salvage(url)}."
+        ) from damage
+    except (exc.SQLAlchemyError, sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
         cause = getattr(error, "orig", None) or error
         raise errors.TrackingException(
-            f"the tracking database {shown(url)!r} cannot be used: {cause}; {_remedy(str(cause))}."
+            f"the tracking database {shown(url)!r} cannot be used: {cause}; {_remedy(url, str(cause))}."
         ) from error
 
 
-def _remedy(cause: str) -> str:
+def _remedy(url: sa.URL, cause: str) -> str:
     if "too large" in cause:
         return "no id or count is that large: give a smaller number"
-    if "not a database" in cause or "malformed" in cause:
+    if "not a database" in cause:
         return f"move that file away, or {ELSEWHERE}"
+    if "malformed" in cause or "decode" in cause:
+        return _salvage(url)
     if "full" in cause:
         return f"free some space there, or {ELSEWHERE}"
     if "locked" in cause:
         return "another process holds it for too long: end that one"
     return f"check that it is there and that you may read and write it, or {ELSEWHERE}"
+
+
+def _salvage(url: sa.URL) -> str:
+    if file_of(url) is None:
+        return "restore a copy of it; checkpoints are not affected"
+    return (
+        "restore a copy of that file, or move it away and a new one is begun, or salvage what it holds with "
+        "`sqlite3 FILE .recover` (or .dump); checkpoints are not affected"
+    )

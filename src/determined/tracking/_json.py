@@ -10,6 +10,9 @@ from typing import Any
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 # Python refuses to write integers beyond 4300 decimal digits; this many bits stay well below.
 _MOST_BITS = 8192
+_MOST_DIGITS = 2400  # fewer than an integer of that many bits has
+_SIMPLE = {float, int, str, bool, type(None)}
+_ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 def encode_json(value: Any, *, indent: int | None = None) -> str:
@@ -18,7 +21,24 @@ def encode_json(value: Any, *, indent: int | None = None) -> str:
     NaN and the infinities become the strings "NaN", "Infinity" and "-Infinity"; arrays, tensors and their
     scalars become lists and numbers; what JSON cannot hold becomes its `str()`.
     """
-    return json.dumps(_storable(value), indent=indent, allow_nan=False)
+    if indent is not None:
+        return json.dumps(_storable(value), indent=indent, allow_nan=False)
+    return _simple_json(value) or _ENCODER.encode(_storable(value))
+
+
+def _simple_json(value: Any) -> str | None:
+    """Return the JSON of a flat dict that needs no conversion, as most metrics are; None for other values."""
+    if (
+        type(value) is not dict
+        or not _SIMPLE.issuperset(map(type, value.values()))
+        or not {str}.issuperset(map(type, value))
+    ):
+        return None
+    try:
+        text = _ENCODER.encode(value)
+    except ValueError:  # a number that is not finite, or a very long one
+        return None
+    return text if len(text) <= _MOST_DIGITS else None
 
 
 def decode_json(text: str) -> Any:

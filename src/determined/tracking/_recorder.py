@@ -6,14 +6,14 @@ import dataclasses
 import pathlib
 import time
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self, assert_never
 
 import sqlalchemy as sa
 
 from determined import errors
 
-from . import _database, _schema
+from . import _database, _migrations, _reading, _schema, _tallies, _writing
 from ._messages import (
     CheckpointDeleted,
     CheckpointSaved,
@@ -29,6 +29,7 @@ from ._messages import (
     StateChanged,
     StatusChanged,
 )
+from ._rows import CHECKPOINT, EXPERIMENT, TRIAL, storable_text
 from ._views import best_value, is_comparable
 
 
@@ -53,7 +54,7 @@ class Recorder:
         with _database.errors_naming(url):
             engine = _database.writing_engine(url)
             try:
-                _schema.migrate(engine)
+                _migrations.migrate(engine)
                 return cls(engine, *_insert_run(engine, run))
             except BaseException:
                 engine.dispose()
@@ -66,7 +67,7 @@ class Recorder:
         with _database.errors_naming(url):
             engine = _database.writing_engine(url)
             try:
-                _schema.migrate(engine)
+                _migrations.migrate(engine)
                 _require_trial(engine, experiment_id, trial_id)
             except BaseException:
                 engine.dispose()
@@ -78,25 +79,23 @@ class Recorder:
         if not messages:
             return
         changes = _Changes(self.trial_id)
-        for message in messages:
-            changes.add(message)
-        with _database.errors_naming(self._engine.url), self._engine.begin() as connection:
-            changes.apply(connection, self.experiment_id)
+        with _database.errors_naming(self._engine.url):
+            for message in messages:
+                changes.add(message)
+            with self._engine.begin() as connection:
+                changes.apply(connection, self.experiment_id)
 
     def best_validation(self, metric: str, smaller_is_better: bool) -> float | None:
         """Return the best value that any trial of the experiment has reported for a validation metric.
 
         None when there is none; what is not a finite number does not count.
         """
-        statement = (
-            sa.select(_schema.metrics.c.metrics)
-            .join(_schema.trials, _schema.trials.c.id == _schema.metrics.c.trial_id)
-            .where(_schema.trials.c.experiment_id == self.experiment_id)
-            .where(_schema.metrics.c.group == "validation")
-        )
         engine = _database.for_reading(self._engine)
         with _database.errors_naming(engine.url), engine.begin() as connection:
-            values = (metrics.get(metric) for metrics in connection.execute(statement).scalars())
+            reader = _reading.Reader(connection)
+            trials = reader.trials([self.experiment_id])
+            reports = reader.reports([trial.id for trial in trials], "validation").values()
+            values = (report.metrics.get(metric) for of_trial in reports for report in of_trial)
             return best_value(filter(is_comparable, values), smaller_is_better)
 
     def close(self) -> None:
@@ -121,13 +120,8 @@ def _insert_run(engine: sa.Engine, run: RunDescription) -> tuple[int, int]:
     experiment = {"name": run.name, "config": run.config, "is_local": True, **begun}
     trial = {name: value for name, value in _fields(run).items() if name in _schema.trials.c} | begun
     with engine.begin() as connection:
-        experiment_id = _insert(connection, _schema.experiments, experiment)
-        return experiment_id, _insert(connection, _schema.trials, trial | {"experiment_id": experiment_id})
-
-
-def _insert(connection: sa.Connection, table: sa.Table, values: dict[str, Any]) -> int:
-    statement = sa.insert(table).values(values).returning(table.c.id)
-    return int(connection.execute(statement).scalar_one())
+        experiment_id = _writing.insert_experiment(connection, experiment)
+        return experiment_id, _writing.insert_trial(connection, trial | {"experiment_id": experiment_id})
 
 
 def _require_trial(engine: sa.Engine, experiment_id: int, trial_id: int) -> None:
@@ -148,18 +142,18 @@ class _Changes:
     trial_id: int
     metrics: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     saved: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    deleted: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    deleted: list[str] = dataclasses.field(default_factory=list)
     trial: dict[str, Any] = dataclasses.field(default_factory=dict)
     experiment: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def add(self, message: Message) -> None:
         match message:
             case MetricReport():
-                self.metrics.append({"trial_id": self.trial_id, **_fields(message)})
+                self.metrics.append(_writing.stored_report(self.trial_id, message))
             case CheckpointSaved():
                 self.saved.append(self._checkpoint(message))
             case CheckpointDeleted():
-                self.deleted.append({"deleted_uuid": message.uuid})
+                self.deleted.append(message.uuid)
             case StateChanged():
                 self._change_state(message)
             case ProgressChanged():
@@ -184,38 +178,34 @@ class _Changes:
         self.trial.update(change, reason=message.reason)
 
     def apply(self, connection: sa.Connection, experiment_id: int) -> None:
-        _execute_many(connection, sa.insert(_schema.metrics), self.metrics)
-        _execute_many(connection, sa.insert(_schema.checkpoints), _without_known(connection, self.saved))
-        _execute_many(connection, _MARK_DELETED, self.deleted)
+        _writing.insert_reports(connection, self.metrics)
+        for values in _without_known(connection, self.saved):
+            _writing.insert_checkpoint(connection, values)
+        for uuid in self.deleted:
+            _mark_deleted(connection, uuid)
         if self.trial:
-            trials = _schema.trials
-            connection.execute(sa.update(trials).where(trials.c.id == self.trial_id).values(self.trial))
+            for row in _writing.locked(connection, TRIAL, _schema.trials.c.id == self.trial_id):
+                _writing.change(connection, TRIAL, row, self.trial)
         if self.experiment:
-            experiments = _schema.experiments
-            mine = sa.and_(experiments.c.id == experiment_id, experiments.c.is_local)
-            connection.execute(sa.update(experiments).where(mine).values(self.experiment))
+            for row in _writing.locked(connection, EXPERIMENT, _schema.experiments.c.id == experiment_id):
+                if row.is_local:
+                    _writing.change(connection, EXPERIMENT, row, self.experiment)
+
+
+def _mark_deleted(connection: sa.Connection, uuid: str) -> None:
+    for row in _writing.locked(connection, CHECKPOINT, _schema.checkpoints.c.uuid == storable_text(uuid)):
+        if row.state != CheckpointState.DELETED:
+            _writing.change(connection, CHECKPOINT, row, {"state": CheckpointState.DELETED.value})
+            _tallies.add(connection, _tallies.DELETED, row.trial_id, 1)
 
 
 def _without_known(connection: sa.Connection, saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Leave out checkpoints that are on record: another process may have found one before its own run told of it."""
     uuid = _schema.checkpoints.c.uuid
-    ids = [row["uuid"] for row in saved]
+    ids = [storable_text(row["uuid"]) for row in saved]
     known = set(connection.execute(sa.select(uuid).where(uuid.in_(ids))).scalars()) if ids else set()
-    return [row for row in saved if row["uuid"] not in known]
-
-
-_MARK_DELETED = (
-    sa.update(_schema.checkpoints)
-    .where(_schema.checkpoints.c.uuid == sa.bindparam("deleted_uuid"))
-    .values(state=CheckpointState.DELETED.value)
-)
+    return [row for row in saved if storable_text(row["uuid"]) not in known]
 
 
 def _fields(message: Message | RunDescription) -> dict[str, Any]:
     return {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
-
-
-def _execute_many(connection: sa.Connection, statement: sa.Executable, rows: Iterable[dict[str, Any]]) -> None:
-    parameters = list(rows)
-    if parameters:
-        connection.execute(statement, parameters)

@@ -1,65 +1,37 @@
-"""The tables of the tracking database and the migrations that bring an older one up to date."""
+"""The tables of the tracking database."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
-
 import sqlalchemy as sa
-from sqlalchemy import types
-
-from determined import errors
-
-from . import _database
-from ._json import decode_json, encode_json
 
 
-class JsonText(types.TypeDecorator[Any]):
-    """Any value as JSON text; None is NULL."""
-
-    impl = sa.Text
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> str | None:
-        """Return the text to store."""
-        return None if value is None else encode_json(value)
-
-    def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
-        """Return the value that was stored."""
-        return None if value is None else decode_json(value)
+class JsonText(sa.Text):
+    """The type of a column that holds a map as JSON."""
 
 
-class AnyText(types.TypeDecorator[str]):
-    """Text from anywhere: what a database refuses (lone surrogates, NUL) is stored as an escape."""
-
-    impl = sa.Text
-    cache_ok = True
-
-    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
-        """Return the text to store."""
-        if value is None:
-            return None
-        return str(value).encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+class Moment(sa.Float[float]):
+    """The type of a column that holds a time, in seconds since 1970."""
 
 
-def _experiments(metadata: sa.MetaData) -> sa.Table:
+def _experiments(metadata: sa.MetaData, *later: sa.Column[int]) -> sa.Table:
     return sa.Table(
         "experiments",
         metadata,
         sa.Column("id", sa.Integer, primary_key=True),
-        sa.Column("name", AnyText, nullable=False),
+        sa.Column("name", sa.Text, nullable=False),
         sa.Column("config", JsonText),
         sa.Column("is_local", sa.Boolean, nullable=False),  # its one trial's state is its state
         sa.Column("state", sa.Text, nullable=False),
         sa.Column("progress", sa.Float),
-        sa.Column("started", sa.Float, nullable=False),
-        sa.Column("ended", sa.Float),
+        sa.Column("started", Moment, nullable=False),
+        sa.Column("ended", Moment),
+        *later,
         # Ids name folders of TensorBoard files: one that was deleted must not come back.
         sqlite_autoincrement=True,
     )
 
 
-def _trials(metadata: sa.MetaData) -> sa.Table:
+def _trials(metadata: sa.MetaData, *later: sa.Column[int]) -> sa.Table:
     return sa.Table(
         "trials",
         metadata,
@@ -67,65 +39,82 @@ def _trials(metadata: sa.MetaData) -> sa.Table:
         sa.Column("experiment_id", sa.ForeignKey("experiments.id"), nullable=False, index=True),
         sa.Column("hparams", JsonText, nullable=False),
         sa.Column("seed", sa.BigInteger, nullable=False),
-        sa.Column("entrypoint", AnyText, nullable=False),
-        sa.Column("torch_version", AnyText),
-        sa.Column("resolute_version", AnyText, nullable=False),
-        sa.Column("git_commit", AnyText),
+        sa.Column("entrypoint", sa.Text, nullable=False),
+        sa.Column("torch_version", sa.Text),
+        sa.Column("resolute_version", sa.Text, nullable=False),
+        sa.Column("git_commit", sa.Text),
         sa.Column("pid", sa.BigInteger, nullable=False),
         sa.Column("process_started", sa.Float, nullable=False),
-        sa.Column("host", AnyText, nullable=False),
-        sa.Column("source_checkpoint", AnyText),
+        sa.Column("host", sa.Text, nullable=False),
+        sa.Column("source_checkpoint", sa.Text),
         sa.Column("source_steps_completed", sa.BigInteger),
         sa.Column("source_reported_steps", sa.BigInteger),
         sa.Column("state", sa.Text, nullable=False),
-        sa.Column("reason", AnyText),
-        sa.Column("status", AnyText),
+        sa.Column("reason", sa.Text),
+        sa.Column("status", sa.Text),
         sa.Column("progress", sa.Float),
         sa.Column("metadata", JsonText),
-        sa.Column("started", sa.Float, nullable=False),
-        sa.Column("ended", sa.Float),
+        sa.Column("started", Moment, nullable=False),
+        sa.Column("ended", Moment),
+        *later,
         sqlite_autoincrement=True,
     )
 
 
-def _metrics(metadata: sa.MetaData) -> sa.Table:
+def _metrics(metadata: sa.MetaData, *later: sa.Column[int]) -> sa.Table:
     return sa.Table(
         "metrics",
         metadata,
         sa.Column("id", sa.Integer, primary_key=True),
         sa.Column("trial_id", sa.ForeignKey("trials.id"), nullable=False),
-        sa.Column("group", AnyText, nullable=False),
+        sa.Column("group", sa.Text, nullable=False),
         sa.Column("steps_completed", sa.BigInteger, nullable=False),
-        sa.Column("time", sa.Float, nullable=False),
+        sa.Column("time", Moment, nullable=False),
         sa.Column("metrics", JsonText, nullable=False),
+        *later,
         sa.Index("metrics_by_step", "trial_id", "group", "steps_completed"),
     )
 
 
-def _checkpoints(metadata: sa.MetaData) -> sa.Table:
+def _checkpoints(metadata: sa.MetaData, *later: sa.Column[int]) -> sa.Table:
     return sa.Table(
         "checkpoints",
         metadata,
         sa.Column("id", sa.Integer, primary_key=True),
-        sa.Column("uuid", AnyText, nullable=False, unique=True),
+        sa.Column("uuid", sa.Text, nullable=False, unique=True),
         sa.Column("trial_id", sa.ForeignKey("trials.id"), nullable=False, index=True),
         sa.Column("steps_completed", sa.BigInteger, nullable=False),
-        sa.Column("path", AnyText, nullable=False),
+        sa.Column("path", sa.Text, nullable=False),
         sa.Column("metadata", JsonText, nullable=False),
         sa.Column("resources", JsonText, nullable=False),
         sa.Column("size", sa.BigInteger, nullable=False),
         sa.Column("state", sa.Text, nullable=False),
-        sa.Column("time", sa.Float, nullable=False),
+        sa.Column("time", Moment, nullable=False),
+        *later,
     )
 
 
-# What migration 1 creates must never change. Version 2 gets a migration that alters these tables and
-# a description of its own for the queries.
-_version_1 = sa.MetaData()
-experiments = _experiments(_version_1)
-trials = _trials(_version_1)
-metrics = _metrics(_version_1)
-checkpoints = _checkpoints(_version_1)
+_TABLES = (_experiments, _trials, _metrics, _checkpoints)
+
+# What migration 1 creates must never change; the queries use the description of the newest version.
+version_1 = sa.MetaData()
+for _table in _TABLES:
+    _table(version_1)
+
+newest = sa.MetaData()
+experiments, trials, metrics, checkpoints = (table(newest, sa.Column("checksum", sa.BigInteger)) for table in _TABLES)
+
+# How many rows there must be: of a kind, of one owner (an experiment or a trial), and of one group of metrics.
+tallies = sa.Table(
+    "tallies",
+    newest,
+    sa.Column("kind", sa.Text, primary_key=True),
+    sa.Column("owner", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("group", sa.Text, primary_key=True),
+    sa.Column("count", sa.BigInteger, nullable=False),
+    sa.Column("unsealed", sa.BigInteger, nullable=False),  # the highest id of the rows that may lack a checksum
+    sa.Column("mirror", sa.BigInteger, nullable=False),  # a checksum of the columns above, less the count
+)
 
 _versions = sa.MetaData()
 schema_version = sa.Table(
@@ -134,62 +123,3 @@ schema_version = sa.Table(
     sa.Column("id", sa.Integer, sa.CheckConstraint("id = 1"), primary_key=True),
     sa.Column("version", sa.Integer, nullable=False),
 )
-
-Migration: TypeAlias = Callable[[sa.Connection], None]
-
-
-def _create_version_1(connection: sa.Connection) -> None:
-    _version_1.create_all(connection, checkfirst=False)
-
-
-MIGRATIONS: tuple[Migration, ...] = (_create_version_1,)
-
-
-def version_of(connection: sa.Connection) -> int:
-    """Return the version of the schema, 0 where nothing has been created yet."""
-    tables = set(sa.inspect(connection).get_table_names())
-    if schema_version.name in tables:
-        return connection.execute(sa.select(schema_version.c.version)).scalar_one_or_none() or 0
-    if tables:
-        raise errors.TrackingException(
-            f"{_database.shown(connection.engine.url)!r} is a database of another program (it has the "
-            f"tables {', '.join(sorted(tables)[:5])}); {_database.ELSEWHERE}."
-        )
-    return 0
-
-
-def check_version(connection: sa.Connection, supported: int = len(MIGRATIONS)) -> int:
-    """Return the version of the schema; refuse one that is newer than this program knows."""
-    version = version_of(connection)
-    if version > supported:
-        raise errors.SchemaVersionException(
-            f"the tracking database {_database.shown(connection.engine.url)!r} has schema version {version}, "
-            f"this Resolute knows versions up to {supported}; upgrade Resolute (pip install --upgrade "
-            f"resolute) or {_database.ELSEWHERE}."
-        )
-    return version
-
-
-def migrate(engine: sa.Engine, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-    """Bring the database to the newest version: pending migrations in order, a transaction each.
-
-    Safe when several processes do it at once: the version is read under the write lock.
-    """
-    while _migrate_once(engine, migrations) < len(migrations):
-        pass
-
-
-def _migrate_once(engine: sa.Engine, migrations: Sequence[Migration]) -> int:
-    with engine.begin() as connection:
-        version = check_version(connection, supported=len(migrations))
-        if version < len(migrations):
-            migrations[version](connection)
-            version += 1
-            _set_version(connection, version)
-        return version
-
-
-def _set_version(connection: sa.Connection, version: int) -> None:
-    schema_version.create(connection, checkfirst=True)
-    connection.execute(sa.delete(schema_version))
-    connection.execute(sa.insert(schema_version).values(id=1, version=version))

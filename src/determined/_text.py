@@ -1,0 +1,23 @@
+"""Text from anywhere, made fit for a terminal."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+
+def plain(value: Any, limit: int | None = None) -> str:
+    """Return text for a terminal, cut to a length if one is given: control characters appear as their escapes."""
+    text = str(value)
+    if limit is not None and len(text) > limit:
+        text = text[: limit - 1] + "…"
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def bounded(text: str, limit: int) -> str:
+    """Return a name of at most so many characters: the end of a longer one is replaced by the checksum of the whole."""
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit - 10]}… {zlib.crc32(text.encode(errors='backslashreplace')):08x}"
