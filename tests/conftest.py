@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from hosts import Hosts, connected
+
 # Read when torch, NumPy and their libraries are loaded, so set before any test module imports them;
 # programs that tests start inherit them.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -43,8 +45,16 @@ def own_environment(
     monkeypatch.setenv("DET_PROGRESS", "0")
     _use_one_torch_thread()
     yield
-    leaked = sorted(path.name for path in user.iterdir() if path.name != ".cache")
+    caches = (".cache", ".nv")  # the latter is CUDA's
+    leaked = sorted(path.name for path in user.iterdir() if path.name not in caches)
     assert not leaked, f"the test wrote {leaked} into the user's home folder; it belongs under DET_HOME"
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    """Two machines with a cable between them."""
+    with connected() as made:
+        yield made
 
 
 def _use_one_torch_thread() -> None:

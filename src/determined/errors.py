@@ -8,12 +8,15 @@
     ├── StorageException                a checkpoint store cannot be used as asked
     ├── TrackingException               the tracking database cannot be used
     │   └── SchemaVersionException      it was written by a newer Resolute
+    ├── PeerLostException               another rank is gone, did not come, or could not take part
     ├── InvalidHP                       raised by user code: these hyperparameters make no sense
     └── MisuseError                     (also AssertionError and ValueError)
 
 Programs written for Determined catch some mistakes as `AssertionError`; `MisuseError` serves them and
 new code, which would expect a `ValueError`.
 """
+
+from collections.abc import Iterable
 
 
 class DeterminedException(Exception):
@@ -46,6 +49,17 @@ class TrackingException(DeterminedException):
 
 class SchemaVersionException(TrackingException):
     """The tracking database was written by a newer Resolute than this one."""
+
+
+class PeerLostException(DeterminedException):
+    """Another rank is gone, did not come in time, or could not take part in a collective.
+
+    `ranks` are the ranks it is about; empty if they are known by their place on a machine only.
+    """
+
+    def __init__(self, msg: str, ranks: Iterable[int] = ()) -> None:
+        super().__init__(msg)
+        self.ranks = tuple(ranks)
 
 
 class InvalidHP(DeterminedException):

@@ -26,7 +26,10 @@ NAMES: dict[str, str] = {
         _ShouldExit _TrainBoundary _TrainBoundaryType _TrialState adapt_batch_sampler data_length init
         load_trial_from_checkpoint_path samplers to_device
     """,
-    "determined.storage": "MANIFEST_FILE Candidate FolderStore Manifest Retention doomed errors_naming reach store_for",
+    "determined.storage": """
+        MANIFEST_FILE Candidate FolderStore Manifest Retention doomed errors_naming reach read_plain store_for
+        sync_folder
+    """,
     "determined.tracking": """
         BestValidation CheckpointDeleted CheckpointRecord CheckpointSaved CheckpointState Continued ExperimentRecord
         Message MetadataChanged MetricReport MetricSummary ProgressChanged Recorder Records RunDescription RunProcess

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from core_ranks import Ranks
 
 import determined
 from determined import tracking
@@ -104,3 +107,21 @@ def run_program(tmp_path: pathlib.Path) -> Run:
         )
 
     return run
+
+
+@pytest.fixture
+def meeting_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
+    """Where the ranks of the test meet: a short path, as sockets need it."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="ranks-"))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def ranks() -> Iterator[Ranks]:
+    """Starts processes that are ranks, and ends them with the test."""
+    started = Ranks()
+    yield started
+    started.end()

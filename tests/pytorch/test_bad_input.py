@@ -378,9 +378,3 @@ def test_mistake(make: Mistake, error: type[Exception], words: tuple[str, ...], 
 
 def test_there_are_enough_of_them() -> None:
     assert len({row.id for row in mistake}) >= 40
-
-
-def test_a_launcher_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RuntimeError, match=r"WORLD_SIZE=2.*one process.*unset WORLD_SIZE"):
-        in_context(lambda context: None)

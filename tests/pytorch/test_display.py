@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from determined import core, pytorch
+from determined import pytorch
 from determined._home import home
 from determined.pytorch import Batch, Epoch
 from trials import LineTrial, fit, latest_checkpoint, records
@@ -145,19 +145,6 @@ def test_metrics_that_are_no_numbers_are_left_out(lines: Callable[..., list[str]
     (report,) = (line for line in lines(Arrays, max_length=Batch(1)) if "samples/s" in line)
     assert "histogram" not in report
     assert "m06 6, ..." in report
-
-
-class Second(core.DistributedContext):
-    """The second of two ranks, by itself."""
-
-    def __init__(self) -> None:
-        super().__init__(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
-        self.rank = 1
-        self.size = 2
-
-
-def test_ranks_other_than_the_chief_show_nothing(lines: Callable[..., list[str]]) -> None:
-    assert lines(init={"distributed": Second()}, max_length=Batch(2), validation_period=Batch(1)) == []
 
 
 # Output that does not work

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from determined.pytorch import Batch, Epoch, TrainUnit, _TrainBoundary, _TrainBoundaryType
 from determined.pytorch._plan import Plan
-from determined.pytorch._progress import Progress
+from determined.pytorch._progress import Epochs, Progress
 
 REPORT, VALIDATE, CHECKPOINT = _TrainBoundaryType.REPORT, _TrainBoundaryType.VALIDATE, _TrainBoundaryType.CHECKPOINT
 
@@ -81,7 +81,7 @@ def test_next_after_of_periods_and_lists_is_exact(value: Any) -> None:
 def test_due_is_what_each_unit_says_in_the_order_of_actions(
     every: dict[Any, TrainUnit], trained: int, epoch_length: int
 ) -> None:
-    plan = Plan(length=Batch(100), every=every, epoch_length=epoch_length)
+    plan = Plan(length=Batch(100), every=every, epochs=Epochs(length=epoch_length))
     expected = [action for action, unit in every.items() if is_due(unit, trained, epoch_length)]
     assert plan.due(Progress(batches_trained=trained)) == expected
 
@@ -93,7 +93,9 @@ def test_due_is_what_each_unit_says_in_the_order_of_actions(
 )
 def test_next_stop_jumps_over_nothing_that_is_due(length: TrainUnit, every: list[TrainUnit], epoch_length: int) -> None:
     plan = Plan(
-        length=length, every=dict(zip((REPORT, VALIDATE, CHECKPOINT), every, strict=False)), epoch_length=epoch_length
+        length=length,
+        every=dict(zip((REPORT, VALIDATE, CHECKPOINT), every, strict=False)),
+        epochs=Epochs(length=epoch_length),
     )
     total = length.value * (epoch_length if isinstance(length, Epoch) else 1)  # type: ignore[operator]
     wanted = {n for n in range(1, total + 1) if any(is_due(u, n, epoch_length) for u in every)}
@@ -105,7 +107,8 @@ def test_next_stop_jumps_over_nothing_that_is_due(length: TrainUnit, every: list
 
 @given(length=st.integers(1, 60), every=st.lists(batches, max_size=3))
 def test_without_epochs_only_batches_count(length: int, every: list[TrainUnit]) -> None:
-    plan = Plan(length=Batch(length), every=dict(zip((REPORT, VALIDATE, CHECKPOINT), every, strict=False)))
+    actions = dict(zip((REPORT, VALIDATE, CHECKPOINT), every, strict=False))
+    plan = Plan(length=Batch(length), every=actions, epochs=Epochs(length=None))
     wanted = {n for n in range(1, length + 1) if any(is_due(u, n, None) for u in every)}
     assert wanted | {length} <= walk(plan)
 
@@ -122,17 +125,19 @@ def walk(plan: Plan) -> set[int]:
 
 
 def test_a_plain_plan_stops_no_more_often_than_it_must() -> None:
-    plan = Plan(length=Batch(100), every={REPORT: Batch(40), VALIDATE: Batch([10, 70])}, epoch_length=30)
+    plan = Plan(length=Batch(100), every={REPORT: Batch(40), VALIDATE: Batch([10, 70])}, epochs=Epochs(length=30))
     assert walk(plan) == {10, 30, 40, 60, 70, 80, 90, 100}
 
 
 @pytest.mark.parametrize(("trained", "finished"), [(9, False), (10, True), (11, True)])
 def test_finished_when_the_length_is_trained(trained: int, finished: bool) -> None:
-    assert Plan(length=Epoch(2), every={}, epoch_length=5).finished(Progress(batches_trained=trained)) is finished
+    plan = Plan(length=Epoch(2), every={}, epochs=Epochs(length=5))
+    assert plan.finished(Progress(batches_trained=trained)) is finished
 
 
 def test_coinciding_actions_keep_their_order() -> None:
-    plan = Plan(length=Batch(8), every={REPORT: Batch(2), VALIDATE: Batch(4), CHECKPOINT: Batch(2)})
+    every = {REPORT: Batch(2), VALIDATE: Batch(4), CHECKPOINT: Batch(2)}
+    plan = Plan(length=Batch(8), every=every, epochs=Epochs(length=None))
     assert plan.due(Progress(batches_trained=4)) == [REPORT, VALIDATE, CHECKPOINT]
     assert plan.due(Progress(batches_trained=6)) == [REPORT, CHECKPOINT]
 
@@ -141,7 +146,7 @@ def test_coinciding_actions_keep_their_order() -> None:
 def test_epochs_of_data_without_a_length_are_refused(part: str) -> None:
     length, period = (Epoch(3), Batch(1)) if part == "length" else (Batch(3), Epoch(3))
     with pytest.raises(ValueError, match=r"Epoch\(3\) counts epochs.*no length.*use pytorch\.Batch"):
-        Plan(length=length, every={REPORT: period}, epoch_length=None)
+        Plan(length=length, every={REPORT: period}, epochs=Epochs(length=None))
 
 
 def test_a_period_below_one_is_always_due() -> None:
@@ -221,3 +226,33 @@ def test_whole_numbers_of_numpy_are_whole_numbers(given: Any, value: Any) -> Non
 def test_other_values_are_refused(given: Any) -> None:
     with pytest.raises(TypeError, match="whole number"):
         Batch(given)
+
+
+# Epochs of several ranks
+
+
+@given(length=st.integers(1, 20), size=st.integers(1, 6), batches=st.integers(0, 50))
+def test_epochs_of_ranks_are_passes_over_the_data(length: int, size: int, batches: int) -> None:
+    epochs = Epochs(length=length, ranks=size)
+    first_of_step = [step * size for step in range(batches + 1)]  # numbers of loader batches, over all ranks
+    assert [epochs.of(step) for step in range(batches + 1)] == [number // length for number in first_of_step]
+    for count in range(5):
+        end = epochs.end_of(count)
+        assert end * size >= count * length > (end - 1) * size
+
+
+@given(
+    length=st.integers(1, 20),
+    size=st.integers(1, 6),
+    since=st.integers(0, 30),
+    passed=st.integers(0, 100),
+    count=st.integers(0, 9),
+)
+def test_epochs_go_on_where_another_number_of_ranks_left_off(
+    length: int, size: int, since: int, passed: int, count: int
+) -> None:
+    epochs = Epochs(length=length, ranks=size, since=since, passed=passed)
+    used = passed
+    for batch in range(since, since + count):
+        assert epochs.of(batch) == used // length
+        used += size

@@ -18,6 +18,16 @@ from determined.core._distributed import DistributedContext
 from determined.core._metadata import checked_metadata
 from determined.core._recording import Recording, now
 from determined.core._recovery import METADATA_FILE, record_unrecorded
+from determined.core._together import (
+    Attempt,
+    Contribution,
+    by_first_of_machine,
+    check_same_folder,
+    contribution,
+    own_folder,
+    put_together,
+    wait_for_machine,
+)
 
 Selector = Callable[[str], bool]
 
@@ -50,21 +60,67 @@ class CheckpointContext:
     ) -> Iterator[tuple[pathlib.Path, str]]:
         """Give (folder, storage_id): what is in the folder when the block ends becomes the checkpoint.
 
-        With an exception in the block nothing is left behind. With `shard=True` every rank contributes files.
+        With an exception in the block nothing is left behind. With several ranks, only the chief may call this; with
+        `shard=True` all ranks must. Each then gets a folder of its own, and all their files are in the checkpoint,
+        with the metadata of all. An exception on one rank is one on all of them, as are different contents for one
+        name.
         """
+        if shard and self._distributed.size > 1:
+            with self._store_together(metadata) as (folder, storage_id):
+                yield folder, storage_id
+            return
+        if not self._distributed.is_chief:
+            raise errors.MisuseError(
+                f"store_path() or upload() was called on rank {self._distributed.rank}, where only the chief, rank 0, "
+                "may; call it there alone, or with shard=True on all ranks."
+            )
         storage_id = str(uuid.uuid4())
         metadata = checked_metadata("checkpoint", metadata)
-        steps = _steps_completed(metadata)
+        _steps_completed(metadata)
         with self.store.create(storage_id, self._recording.origin) as folder:
             yield folder, storage_id
-            (folder / METADATA_FILE).write_text(json.dumps(metadata, indent=2))
-            resources = _resources(folder)
-            # What was reported before the checkpoint must be on record when the checkpoint is.
-            self._flush()
+            resources = self._finish(folder, metadata)
+        self._record(storage_id, metadata, resources)
+
+    @contextlib.contextmanager
+    def _store_together(self, metadata: Mapping[str, Any] | None) -> Iterator[tuple[pathlib.Path, str]]:
+        """Give each rank a folder of its own; the chief makes one checkpoint of them."""
+        ranks, storage_id = self._distributed, str(uuid.uuid4())
+        staging, own = pathlib.Path(), pathlib.Path()
+        with contextlib.ExitStack() as stack:
+            with Attempt(ranks) as begun:
+                checked = checked_metadata("checkpoint", metadata)
+                _steps_completed(checked)
+                if ranks.is_chief:
+                    staging = stack.enter_context(self.store.create(storage_id, self._recording.origin))
+            storage_id, staging = begun.settle((storage_id, staging))[0]
+            with Attempt(ranks) as placed:
+                own = own_folder(staging, ranks.rank)
+            placed.settle(None)
+            part = Contribution({}, {})
+            with Attempt(ranks) as filled:
+                yield own, storage_id
+                part = contribution(own, checked)
+            parts = filled.settle(part)
+            with Attempt(ranks) as committed:
+                if ranks.is_chief:
+                    merged = put_together(staging, parts)
+                    resources = self._finish(staging, merged)
+                    stack.close()
+                    self._record(storage_id, merged, resources)
+            committed.settle_for_all()
+
+    def _finish(self, folder: pathlib.Path, metadata: Mapping[str, Any]) -> dict[str, int]:
+        (folder / METADATA_FILE).write_text(json.dumps(metadata, indent=2))
+        # What was reported before the checkpoint must be on record when the checkpoint is.
+        self._flush()
+        return _resources(folder)
+
+    def _record(self, storage_id: str, metadata: Mapping[str, Any], resources: Mapping[str, int]) -> None:
         self._recording.put(
             tracking.CheckpointSaved(
                 uuid=storage_id,
-                steps_completed=steps,
+                steps_completed=_steps_completed(metadata),
                 path=str(self.store.path(storage_id)),
                 metadata=metadata,
                 resources=resources,
@@ -87,8 +143,25 @@ class CheckpointContext:
         *,
         selector: Selector | None = None,
     ) -> Iterator[pathlib.Path]:
-        """Give the folder of a checkpoint for reading; with a selector, one that holds only the chosen files."""
+        """Give the folder of a checkpoint for reading; with a selector, one that holds only the chosen files.
+
+        By default the ranks of one machine share it: all of them must call this, with the same arguments, and the
+        first verifies the checkpoint for all. With `DownloadMode.NoSharedDownload` each does so by itself.
+        """
         _check_mode("restore_path", download_mode)
+        with contextlib.ExitStack() as stack:
+            if not self._shares(download_mode):
+                yield stack.enter_context(self._opened(storage_id, selector))
+                return
+            folder = by_first_of_machine(
+                self._distributed, lambda: stack.enter_context(self._opened(storage_id, selector))
+            )
+            if selector is not None:  # the folder goes after the block, when no other rank reads it any more
+                stack.callback(wait_for_machine, self._distributed)
+            yield folder
+
+    @contextlib.contextmanager
+    def _opened(self, storage_id: str, selector: Selector | None) -> Iterator[pathlib.Path]:
         folder = self.store.verified(storage_id)
         if selector is None:
             yield folder
@@ -105,12 +178,16 @@ class CheckpointContext:
         shard: bool = False,
         selector: Selector | None = None,
     ) -> str:
-        """Copy a folder's files into a new checkpoint and return its id."""
+        """Copy a folder's files into a new checkpoint and return its id.
+
+        With several ranks, only the chief may call this; with `shard=True` all ranks must, and the files of all of
+        them are in the checkpoint.
+        """
         source = pathlib.Path(ckpt_dir)
-        if not source.is_dir():
-            raise errors.StorageException(f"upload({str(ckpt_dir)!r}): there is no such folder to upload.")
         with self.store_path(metadata, shard=shard) as (folder, storage_id):
-            _place(source, folder, selector, shutil.copyfile)
+            if not source.is_dir():
+                raise errors.StorageException(f"upload({str(ckpt_dir)!r}): there is no such folder to upload.")
+            _place(source, folder, selector, shutil.copyfile, follow_links=True)
         return storage_id
 
     def download(
@@ -121,8 +198,22 @@ class CheckpointContext:
         *,
         selector: Selector | None = None,
     ) -> None:
-        """Copy a checkpoint's files into a folder."""
+        """Copy a checkpoint's files into a folder.
+
+        By default the ranks of one machine share it: all of them must call this, with the same arguments, and the
+        first copies for all. With `DownloadMode.NoSharedDownload` each does so by itself.
+        """
         _check_mode("download", download_mode)
+        if not self._shares(download_mode):
+            self._download(storage_id, ckpt_dir, selector)
+            return
+        check_same_folder(self._distributed, ckpt_dir)
+        by_first_of_machine(self._distributed, lambda: self._download(storage_id, ckpt_dir, selector))
+
+    def _shares(self, download_mode: DownloadMode) -> bool:
+        return download_mode is DownloadMode.LocalWorkersShareDownload and self._distributed.local_size > 1
+
+    def _download(self, storage_id: str, ckpt_dir: str | os.PathLike[str], selector: Selector | None) -> None:
         folder, target = self.store.verified(storage_id), pathlib.Path(ckpt_dir)
         if target.exists() and not target.is_dir():
             raise errors.StorageException(f"download(ckpt_dir={str(ckpt_dir)!r}): that is a file; pass a folder.")
@@ -135,7 +226,7 @@ class CheckpointContext:
         """Return the metadata that was saved with a checkpoint."""
         path = self.store.path(storage_id) / METADATA_FILE
         try:
-            metadata = json.loads(path.read_text())
+            metadata = json.loads(storage.read_plain(path))
         except (OSError, ValueError, RecursionError) as error:
             raise errors.InvalidCheckpointException(f"{path} cannot be read as JSON: {error}") from error
         if not isinstance(metadata, dict):
@@ -167,9 +258,9 @@ def _check_mode(call: str, mode: Any) -> None:
         raise TypeError(f"{call}(download_mode={mode!r}): pass a member of core.DownloadMode.")
 
 
-def _resources(folder: pathlib.Path) -> dict[str, int]:
+def _resources(folder: pathlib.Path, *, follow_links: bool = False) -> dict[str, int]:
     """Return the sizes of the files that a checkpoint was given; its manifest is the store's."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and (follow_links or not path.is_symlink()))
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
     sizes.pop(storage.MANIFEST_FILE, None)
     return sizes
@@ -180,9 +271,11 @@ def _place(
     target: pathlib.Path,
     selector: Selector | None,
     put: Callable[[pathlib.Path, pathlib.Path], object],
+    *,
+    follow_links: bool = False,
 ) -> None:
     """Put the chosen files of a folder into another one, by copying or linking each."""
-    for name in _resources(source):
+    for name in _resources(source, follow_links=follow_links):
         if selector is None or selector(name):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             put(source / name, target / name)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-MISSING: Final = object()
+
+class _Missing(enum.Enum):
+    """A type of its own, so that its only value stays that on the way to another rank."""
+
+    MISSING = enum.auto()
+
+
+MISSING: Final = _Missing.MISSING
 """Stands where a batch does not have a metric."""
 
 
@@ -23,6 +31,23 @@ class BatchColumns(Sequence[Mapping[str, Any]]):
         """Return the columns of a list of dicts."""
         names = dict.fromkeys(name for row in rows for name in row)
         return cls({name: [row.get(name, MISSING) for row in rows] for name in names}, len(rows))
+
+    @classmethod
+    def interleaved(cls, parts: Sequence[BatchColumns]) -> BatchColumns:
+        """Return the batches of all ranks in the order of the data: the first of each rank, the second of each..."""
+        names = dict.fromkeys(name for part in parts for name in part.columns)
+        places = [
+            (rank, place)
+            for place in range(max(map(len, parts), default=0))
+            for rank, part in enumerate(parts)
+            if place < len(part)
+        ]
+        columns = {name: [part.columns.get(name) for part in parts] for name in names}
+        merged = {
+            name: [MISSING if (own := by_rank[rank]) is None else own[place] for rank, place in places]
+            for name, by_rank in columns.items()
+        }
+        return cls(merged, len(places))
 
     def __len__(self) -> int:
         return self._count

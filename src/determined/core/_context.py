@@ -7,9 +7,10 @@ import enum
 import logging
 import os
 import secrets
+import sys
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from determined import errors, storage, tensorboard, tracking
 from determined._home import home
@@ -24,6 +25,8 @@ from determined.core._recording import Recording, RunFacts, now
 from determined.core._scalars import ScalarLog
 from determined.core._searcher import SearcherContext
 from determined.core._train import EarlyExitReason, TrainContext
+from determined.core._watch import RankWatch, message_of
+from determined.core._worker_recording import WorkerRecording
 
 logger = logging.getLogger("determined.core")
 
@@ -61,13 +64,21 @@ class Context:
         self.info = info
         self.distributed = distributed
         self._outbox = Outbox()
-        self.recording = Recording(self._outbox, home(), facts, info)
-        self.scalars = ScalarLog(self._outbox, self.recording, tensorboard_mode is TensorboardMode.AUTO)
+        self.recording = (
+            Recording(self._outbox, home(), facts, info)
+            if distributed.is_chief
+            else WorkerRecording(home(), facts, info)
+        )
+        writes_scalars = distributed.is_chief and tensorboard_mode is TensorboardMode.AUTO
+        self.scalars = ScalarLog(self._outbox, self.recording, writes_scalars)
         self.train = TrainContext(
             self.recording, self.scalars, searcher_metric(facts.config), lambda _: self.scalars.flush()
         )
         self.checkpoint = CheckpointContext(distributed, store, self.recording, self._outbox.flush)
         self.preempt = PreemptContext(distributed, preempt_mode)
+        line = distributed.side_line()
+        self.watch = None if line is None else RankWatch(distributed, line, self.preempt)
+        """The watch over the other ranks; None for a process that trains alone."""
         self.searcher = SearcherContext(distributed, facts.config, self.train.report_progress)
         self.profiler = ProfilerContext(self._report_system_metrics)
         self.steps_completed = 0
@@ -76,6 +87,9 @@ class Context:
     def __enter__(self) -> Context:
         tensorboard.set_current(lambda: self.scalars.file)
         self.preempt.start()
+        if self.watch is not None:
+            self.watch.start(self._abort)
+            self.recording.share_ids(self.distributed)
         return self
 
     def __exit__(
@@ -84,6 +98,12 @@ class Context:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.preempt.listen()  # a signal that comes now must not keep the end from being written
+        if self.watch is not None and error is not None and not _is_orderly(error):
+            if (elsewhere := self.watch.explain(error)) is not None and not elsewhere.invalid_hp:
+                self._stop_after(errors.PeerLostException(message_of(self.distributed.rank, elsewhere)))
+            elif elsewhere is not None:
+                error = errors.InvalidHP(elsewhere.reason)
         failure = self._leave(error)
         if failure is not None:
             if error is not None and not isinstance(error, errors.InvalidHP | SystemExit):
@@ -97,12 +117,28 @@ class Context:
             # The convention of shells for a process that a signal has ended.
             raise SystemExit(128 + self.preempt.signum)
 
+    def _stop_after(self, error: errors.PeerLostException) -> NoReturn:
+        """End this process because another rank has failed, whose traceback is the one to read."""
+        failure = self._leave(error)
+        sys.stderr.write(f"{error}\n" + (f"{failure}\n" if failure is not None else ""))
+        raise SystemExit(1) from None
+
+    def _abort(self, error: BaseException) -> None:
+        """Record the end of a run whose main thread does not come back."""
+        self._record_end(error)
+        self._outbox.flush()
+
     def close(self) -> None:
         """Write what is buffered and let go of threads, files, signals and the database."""
+        self._close(failed=False)
+
+    def _close(self, *, failed: bool) -> None:
         with contextlib.ExitStack() as stack:
             # Last: until everything is written, a signal must not end the process.
             stack.callback(self.preempt.close)
             stack.callback(self.distributed.close)
+            if self.watch is not None:
+                stack.callback(self.watch.close, failed=failed)
             stack.callback(self.recording.close)
             stack.callback(self.scalars.close)
             stack.callback(self._outbox.close)
@@ -130,13 +166,13 @@ class Context:
 
     def _leave(self, error: BaseException | None) -> Exception | None:
         """Record how the run ended and close all; returns the first thing that could not be written."""
-        self.preempt.listen()  # a signal that comes now must not keep the end from being written
         failures: list[Exception] = []
         try:
             failures += _failure_of(self.flush)
             failures += _failure_of(lambda: self._record_end(error or next(iter(failures), None)))
         finally:
-            failures += _failure_of(self.close)
+            failed = error is not None and not isinstance(error, errors.InvalidHP) and not _is_orderly(error)
+            failures += _failure_of(lambda: self._close(failed=failed))
         return next(iter(failures), None)
 
     def _record_end(self, error: BaseException | None) -> None:
@@ -149,8 +185,13 @@ class Context:
         self.train.report_metrics(group, self.steps_completed, metrics)
 
 
+def _is_orderly(error: BaseException) -> bool:
+    """Say whether an exception is a way to end a program that has not failed."""
+    return isinstance(error, SystemExit) and not error.code
+
+
 def _end_state(error: BaseException | None, signum: int | None) -> tuple[tracking.RunState, str | None]:
-    is_clean = error is None or (isinstance(error, SystemExit) and not error.code)
+    is_clean = error is None or _is_orderly(error)
     if isinstance(error, KeyboardInterrupt) or (is_clean and signum is not None):
         return tracking.RunState.CANCELED, f"signal {signum}" if signum else "interrupted"
     if is_clean:

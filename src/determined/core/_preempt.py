@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import faulthandler
 import os
 import signal
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 from determined.core._distributed import DistributedContext
+
+_SAME_INTERRUPT = 0.5
 
 
 class PreemptMode(enum.Enum):
@@ -33,6 +38,7 @@ class PreemptContext:
         self._stacks = False
         self._listeners = 0
         self._polled = False
+        self._first_signal: float | None = None
         self.signum: int | None = None
         """The signal that asked to stop, if one did."""
 
@@ -57,8 +63,15 @@ class PreemptContext:
         """Say that somebody looks at `signum` from now on, so that a signal need not end the process at once."""
         self._listeners += 1
 
-    def stop_listening(self) -> None:
-        """Take back one `listen`."""
+    @contextlib.contextmanager
+    def listening(self, also_after_failure: bool) -> Iterator[None]:
+        """Listen inside the block; where a failure must be told to other ranks, until the run has ended."""
+        self._listeners += 1
+        try:
+            yield
+        except BaseException:
+            self._listeners -= not also_after_failure
+            raise
         self._listeners -= 1
 
     def start(self) -> None:
@@ -83,10 +96,20 @@ class PreemptContext:
             # A forked child, such as a loader worker: an interrupt at the terminal is for the training to answer.
             if signum != signal.SIGINT:
                 self._pass_on(signum, frame)
-        elif not self._listeners or (self.signum is not None and signum == signal.SIGINT):
+        elif not self._listeners or (signum == signal.SIGINT and self._is_second()):
             self._pass_on(signum, frame)
         else:
             self.signum = self.signum or signum
+            self._first_signal = self._first_signal or time.monotonic()
+
+    def _is_second(self) -> bool:
+        """Say whether this process had a signal before, of which an interrupt now is no echo.
+
+        A terminal interrupts all ranks and their launcher, which passes it on to the ranks.
+        """
+        if self._first_signal is None:
+            return False
+        return self._distributed.size == 1 or time.monotonic() - self._first_signal > _SAME_INTERRUPT
 
     def _pass_on(self, signum: int, frame: FrameType | None) -> None:
         """Let the signal do what it would have done without us."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import pathlib
@@ -19,7 +20,9 @@ from determined import errors, tracking
 from determined._home import Home
 from determined._info import ClusterInfo
 from determined._version import VERSION
+from determined.core._distributed import DistributedContext
 from determined.core._outbox import Outbox
+from determined.tracking._room import lacks_room
 
 if TYPE_CHECKING:
     from determined.tracking import Message, Recorder
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("determined.core")
 
 _MOST_UNWRITTEN = 100_000
+_MOST_AT_ONCE = 1000
 
 UNRECORDED_ID = 0
 """Experiment and trial id of a run that could not be recorded."""
@@ -48,6 +52,8 @@ class Recording:
     The database is opened in the background, since that takes longer than starting to train;
     `experiment_id` and `trial_id` wait for it.
     """
+
+    _waits_for_room = False  # whether the database could not be opened for want of it, and may be later
 
     def __init__(self, outbox: Outbox, home: Home, facts: RunFacts, info: ClusterInfo | None) -> None:
         self._outbox = outbox
@@ -71,6 +77,10 @@ class Recording:
     def trial_id(self) -> int:
         """The id under which `det trial describe` shows this run."""
         return self._info.trial.trial_id if self._info else self._ids()[1]
+
+    def share_ids(self, distributed: DistributedContext) -> None:
+        """Give all ranks the ids of the run. All ranks must call this."""
+        self._take_ids(distributed.broadcast((self.experiment_id, self.trial_id)))
 
     def wait(self) -> None:
         """Wait until the database is open, or known not to open."""
@@ -99,9 +109,8 @@ class Recording:
     def confirm(self) -> None:
         """Wait until all that was put is in the database, or raise what keeps it out."""
         self._outbox.flush()
-        if self._unwritten and self._recorder is not None:
-            self._recorder.write(self._unwritten)
-            self._unwritten.clear()
+        if self._unwritten:
+            self._write_all()
 
     def best_validation(self, metric: str, smaller_is_better: bool) -> float | None:
         """Return the experiment's best recorded validation of a metric."""
@@ -110,7 +119,7 @@ class Recording:
 
     def earlier_checkpoints(self) -> list[tracking.CheckpointRecord]:
         """Return the checkpoints to continue this run from, newest first: of its trial, or locally of its name."""
-        if not self.is_kept:
+        if not self.is_kept and not self._waits_for_room:
             return []
         from determined.tracking import CheckpointState, Records
 
@@ -137,6 +146,9 @@ class Recording:
                 "written; the checkpoints are safe. Make room or permission there, or set DET_HOME to another folder."
             )
 
+    def _take_ids(self, ids: tuple[int, int]) -> None:
+        """Do nothing: the chief gave them."""
+
     def _ids(self) -> tuple[int, int]:
         self._opened.wait()
         if self._recorder is None:
@@ -152,11 +164,20 @@ class Recording:
                 f"`pip install {error.name}` makes `det experiment list` show it.",
                 stacklevel=1,
             )
+        except errors.TrackingException as error:
+            if not lacks_room(error):
+                raise
+            self._waits_for_room = True
+            self._complain(error)
         finally:
             self._opened.set()
 
+    @functools.cached_property
+    def _commit(self) -> str | None:
+        return _answer_of(self._git)
+
     def _opened_recorder(self) -> Recorder:
-        commit = _answer_of(self._git)
+        commit = self._commit
         from determined.tracking import Recorder
 
         if self._info is not None:
@@ -166,16 +187,22 @@ class Recording:
 
     def _write(self, messages: Sequence[Message]) -> None:
         """Write to the database; what it does not take now is kept, so that training need not end for it."""
-        if self._recorder is None:
+        if self._recorder is None and not self._waits_for_room:
             return
         self._unwritten += messages
         try:
-            self._recorder.write(self._unwritten)
+            self._write_all()
         except errors.TrackingException as error:
             self._complain(error)
             del self._unwritten[:-_MOST_UNWRITTEN]
-        else:
-            self._unwritten.clear()
+
+    def _write_all(self) -> None:
+        if self._recorder is None:
+            self._recorder = self._opened_recorder()
+        while self._unwritten:
+            # In parts, so that a vain attempt costs little however much there is to write.
+            self._recorder.write(self._unwritten[:_MOST_AT_ONCE])
+            del self._unwritten[:_MOST_AT_ONCE]
 
     def _complain(self, error: errors.TrackingException) -> None:
         if not self._has_complained:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import dataclasses
 import io
@@ -20,6 +21,7 @@ from determined import errors, storage
 from determined._version import VERSION
 from determined.pytorch import _code, _legacy, _rng
 from determined.pytorch._context import PyTorchTrialContext
+from determined.pytorch._keeping import SHARDS_FOLDER, Keeper, with_references
 
 STATE_FILE = "state_dict.pth"
 LOAD_FILE = "load_data.json"
@@ -42,39 +44,38 @@ _UNREADABLE = (
 
 
 def snapshot(context: PyTorchTrialContext) -> dict[str, Any]:
-    """Return the state of everything wrapped, and of the random numbers of every rank."""
-    state: dict[str, Any] = {
+    """Return the state of everything wrapped, which all ranks have alike."""
+    return {
         "models_state_dict": [model.state_dict() for model in context.models],
         "optimizers_state_dict": [optimizer.state_dict() for optimizer in context.optimizers],
         "lr_schedulers_state_dict": [scheduler.state_dict() for scheduler in context.lr_schedulers],
-        "rng_state": context.distributed.allgather(_rng.get_state()),
         **context.precision.state_dict(),
     }
-    if gradients := _gradients(context):
-        state["gradients"] = gradients
-    return state
 
 
 def restore(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
     """Put everything wrapped into a saved state; random numbers are left to `restore_rng`."""
     restore_models(context, state)
-    _load_each("optimizers_state_dict", context.optimizers, state)
+    optimizers = [_OptimizerLoader(optimizer, context.backend.keeper) for optimizer in context.optimizers]
+    _load_each("optimizers_state_dict", optimizers, state)
     _load_each("lr_schedulers_state_dict", context.lr_schedulers, state)
     context.precision.load_state_dict(state)
-    _restore_gradients(context, state.get("gradients", {}))
 
 
 def restore_models(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
     """Put saved weights into the models."""
-    _load_each("models_state_dict", [_ModelLoader(model) for model in context.models], state)
+    _load_each("models_state_dict", [_ModelLoader(model, context.backend.keeper) for model in context.models], state)
 
 
 def restore_rng(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
-    """Put the random numbers of this rank into their saved state."""
+    """Put the random numbers of this rank into their saved state; a rank that was not there gets its own."""
     saved = state["rng_state"]
     per_rank = saved if isinstance(saved, list) else [saved]  # Determined saved those of rank 0 alone
-    if context.distributed.rank < len(per_rank):
-        _rng.set_state(per_rank[context.distributed.rank])
+    rank = context.distributed.rank
+    if rank < len(per_rank):
+        _rng.set_state(per_rank[rank])
+    else:
+        _rng.seed_all(_rng.derive(context.trial_seed, rank, state["loop"]["progress"]["batches_trained"]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,11 +83,23 @@ class _ModelLoader:
     """Loads weights into a model, whether or not they were saved from one wrapped for several processes."""
 
     model: torch.nn.Module
+    keeper: Keeper
 
     def load_state_dict(self, weights: Mapping[str, Any]) -> None:
         # A model may have a child that is called `module` itself.
         fits = weights.keys() <= self.model.state_dict().keys()
-        self.model.load_state_dict(weights if fits else without_prefix(weights))
+        self.model.load_state_dict(self.keeper.fit_model(self.model, weights if fits else without_prefix(weights)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _OptimizerLoader:
+    """Loads the state of an optimizer, whether or not its parameters are spread over ranks as they were."""
+
+    optimizer: torch.optim.Optimizer
+    keeper: Keeper
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.optimizer.load_state_dict(dict(self.keeper.fit_optimizer(self.optimizer, state)))
 
 
 def without_prefix(weights: Mapping[str, Any], prefix: str = "module.") -> Mapping[str, Any]:
@@ -98,8 +111,8 @@ def without_prefix(weights: Mapping[str, Any], prefix: str = "module.") -> Mappi
 
 def _load_each(key: str, owners: Any, state: Mapping[str, Any]) -> None:
     saved = state.get(key)
-    if saved is None or len(saved) != len(owners):
-        held = "no" if saved is None else len(saved)
+    if not isinstance(saved, list) or len(saved) != len(owners):
+        held = len(saved) if isinstance(saved, list) else "no"
         raise errors.InvalidCheckpointException(
             f"The checkpoint holds {held} entries of {key}, but the trial wraps {len(owners)}; "
             "load it with the program that saved it."
@@ -107,27 +120,20 @@ def _load_each(key: str, owners: Any, state: Mapping[str, Any]) -> None:
     for index, (owner, one) in enumerate(zip(owners, saved, strict=True)):
         try:
             owner.load_state_dict(one)
-        except (RuntimeError, ValueError, KeyError) as error:
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise errors.InvalidCheckpointException(
                 f"{key}[{index}] of the checkpoint does not fit the trial: {error}"
             ) from error
 
 
-def _gradients(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
+def gradients(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
     """Return gradients that outlive the batch, as those between aggregated steps do."""
-    return {
-        f"{index}.{name}": parameter.grad
-        for index, model in enumerate(context.models)
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None
-    }
+    return context.backend.keeper.gradients(context.models)
 
 
-def _restore_gradients(context: PyTorchTrialContext, saved: Mapping[str, torch.Tensor]) -> None:
-    for index, model in enumerate(context.models):
-        for name, parameter in model.named_parameters():
-            gradient = saved.get(f"{index}.{name}")
-            parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
+def restore_gradients(context: PyTorchTrialContext, saved: Mapping[str, torch.Tensor]) -> None:
+    """Put back what `gradients` returned, and drop all others."""
+    context.backend.keeper.restore_gradients(context.models, saved, unreduced=context.aggregation_frequency > 1)
 
 
 # Files
@@ -135,8 +141,13 @@ def _restore_gradients(context: PyTorchTrialContext, saved: Mapping[str, torch.T
 
 def write(folder: pathlib.Path, state: dict[str, Any], description: dict[str, Any]) -> None:
     """Write the state and the description of its program into a folder."""
-    _refuse(state, _fault(state, folder / STATE_FILE))
+    write_state(folder, state)
     (folder / LOAD_FILE).write_text(json.dumps(description, default=str))
+
+
+def write_state(folder: pathlib.Path, state: dict[str, Any]) -> None:
+    """Write the state into a folder."""
+    _refuse(state, _fault(state, folder / STATE_FILE))
 
 
 def check(state: dict[str, Any]) -> None:
@@ -171,6 +182,8 @@ def read(folder: pathlib.Path, **options: Any) -> dict[str, Any]:
     try:
         _check_unpacked_size(path)
         state = _restored(load(path, **loading))
+        if (folder / SHARDS_FOLDER).is_dir():
+            state = with_references(state, folder / SHARDS_FOLDER)
     except _UNREADABLE as error:
         raise errors.InvalidCheckpointException(f"{path} cannot be read: {error}") from error
     if not isinstance(state, dict) or "models_state_dict" not in state:
@@ -198,6 +211,18 @@ def verify(folder: pathlib.Path, *, with_code: bool = True) -> None:
     """
     if (folder / storage.MANIFEST_FILE).exists() or not _legacy.is_legacy(folder):
         storage.Manifest.read(folder).verify(folder, except_below=None if with_code else CODE_FOLDER)
+
+
+@contextlib.contextmanager
+def reading(folder: pathlib.Path) -> Iterator[None]:
+    """Raise `InvalidCheckpointException` for a state, in the folder of a checkpoint, that has not the right form."""
+    try:
+        yield
+    except (TypeError, AttributeError, ValueError, LookupError, OverflowError, RuntimeError) as error:
+        raise errors.InvalidCheckpointException(
+            f"The checkpoint in {folder} holds a state that no training has saved ({type(error).__name__}: {error}); "
+            "use another one."
+        ) from error
 
 
 def circumstances() -> dict[str, Any]:

@@ -14,11 +14,11 @@ from determined import core, errors, tensorboard
 from determined._trial_context import TrialContext
 from determined.core._context import Context
 from determined.pytorch import _apex, _structure
-from determined.pytorch._backend import SingleProcess
+from determined.pytorch._backend import Backend
 from determined.pytorch._experimental import PyTorchExperimentalContext
 from determined.pytorch._gradients import Gradients
 from determined.pytorch._lr_scheduler import LRScheduler, Mode
-from determined.pytorch._precision import EditGradients, ManualScaling, Precision, Scaler
+from determined.pytorch._precision import EditGradients, ManualScaling, Precision, Scaler, parameters_of
 from determined.pytorch._profile import TorchProfiler
 from determined.pytorch._progress import Clock
 from determined.pytorch._reducer import ReducerSet
@@ -34,7 +34,7 @@ class PyTorchTrialContext(TrialContext):
         self,
         *,
         distributed: core.DistributedContext,
-        backend: SingleProcess,
+        backend: Backend,
         hparams: Mapping[str, Any] | None = None,
         exp_conf: Mapping[str, Any] | None = None,
         trial_seed: int = 0,
@@ -43,10 +43,18 @@ class PyTorchTrialContext(TrialContext):
         seed_is_given: bool = True,
     ) -> None:
         super().__init__(distributed=distributed, hparams=hparams, exp_conf=exp_conf)
-        self._backend = backend
+        self.backend = backend
+        """How this process trains, alone or with others."""
         self._services = services
-        self._gradients = Gradients(aggregation_frequency)
+        self.gradients = Gradients(aggregation_frequency)
+        """How optimizers step."""
         self._reducers = ReducerSet(distributed)
+        self.trains = services is not None
+        """Whether this is a run, not a trial that is only looked at."""
+        self.compressed: list[nn.Parameter] = []
+        """Parameters whose gradients are exchanged in half precision."""
+        self.has_own_random_numbers = distributed.size == 1
+        """Whether this rank draws other random numbers than the rest."""
         self._clock: Clock | None = None
         self._warned_types: set[type] = set()
         self._summary_writer: Any = None
@@ -64,10 +72,11 @@ class PyTorchTrialContext(TrialContext):
         """Return the model, on the device of this process and part of every checkpoint."""
         if not isinstance(model, nn.Module):
             raise TypeError(f"wrap_model({model!r}): pass a torch.nn.Module.")
-        if any(known is model for known in self.models):
-            return model
-        model = self._backend.place(model)
-        self._gradients.precision.prepare(model)
+        for known in self.models:
+            if model is known or model is self.backend.bare(known):
+                return known
+        model = self.backend.place(model)
+        self.gradients.precision.prepare(model)
         self.models.append(model)
         return model
 
@@ -81,16 +90,20 @@ class PyTorchTrialContext(TrialContext):
         """Return the optimizer, known to `step_optimizer` and part of every checkpoint.
 
         With `aggregation_frequency` above 1 its gradients are averaged over the batches, unless
-        `average_aggregated_gradients` is False. The other arguments matter to several processes only.
+        `average_aggregated_gradients` is False. With `fp16_compression` several processes exchange gradients in half
+        precision. `backward_passes_per_step` is for programs that name it; any number of passes is possible.
         """
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"wrap_optimizer({optimizer!r}): pass a torch.optim.Optimizer.")
         if backward_passes_per_step < 1:
             raise ValueError(f"wrap_optimizer(backward_passes_per_step={backward_passes_per_step!r}): use 1 or more.")
+        settings = (self._exp_conf or {}).get("optimizations") or {}
         if average_aggregated_gradients is None:
-            settings = (self._exp_conf or {}).get("optimizations") or {}
             average_aggregated_gradients = bool(settings.get("average_aggregated_gradients", True))
-        self._gradients.register(optimizer, average_aggregated_gradients)
+        if settings.get("gradient_compression", False) if fp16_compression is None else fp16_compression:
+            self.compressed += parameters_of(optimizer)
+        self.backend.accept(optimizer)
+        self.gradients.register(optimizer, average_aggregated_gradients)
         if not any(known is optimizer for known in self.optimizers):
             self.optimizers.append(optimizer)
         return optimizer
@@ -173,7 +186,8 @@ class PyTorchTrialContext(TrialContext):
         chosen_models, chosen_optimizers = _as_list(models), _as_list(optimizers)
         self._check_wrapped(chosen_models, chosen_optimizers)
         self._check_only_precision("configure_apex_amp")
-        self._gradients.precision = _apex.choose(
+        self.backend.check_apex(level.half_weights)
+        self.gradients.precision = _apex.choose(
             models=chosen_models,
             optimizers=chosen_optimizers,
             device=self.device,
@@ -189,7 +203,7 @@ class PyTorchTrialContext(TrialContext):
         self._check_only_precision(precision.title)
         for model in self.models:
             precision.prepare(model)
-        self._gradients.precision = precision
+        self.gradients.precision = precision
 
     # Training
 
@@ -202,7 +216,7 @@ class PyTorchTrialContext(TrialContext):
     ) -> None:
         """Compute gradients of the loss, as `loss.backward()` does, scaled where the precision needs it."""
         keep = retain_graph or create_graph  # a graph of gradients goes through that of the loss
-        self._gradients.precision.scale(loss).backward(gradient, keep, create_graph)  # type: ignore[no-untyped-call]  # of torch
+        self.gradients.precision.scale(loss).backward(gradient, keep, create_graph)  # type: ignore[no-untyped-call]  # of torch
 
     def step_optimizer(
         self,
@@ -216,7 +230,7 @@ class PyTorchTrialContext(TrialContext):
         `clip_grads` is called with the optimizer's parameters after unscaling and before the step:
         `lambda params: torch.nn.utils.clip_grad_norm_(params, 1.0)`.
         """
-        self._gradients.step(optimizer, clip_grads, auto_zero_grads, scaler, self.current_train_batch)
+        self.gradients.step(optimizer, clip_grads, auto_zero_grads, scaler, self.current_train_batch)
 
     def to_device(self, data: Any) -> Any:
         """Return nested data with its tensors on the device of this process."""
@@ -237,17 +251,17 @@ class PyTorchTrialContext(TrialContext):
     @property
     def device(self) -> torch.device:
         """The device of this process."""
-        return self._backend.device
+        return self.backend.device
 
     @property
     def aggregation_frequency(self) -> int:
         """Batches between optimizer steps."""
-        return self._gradients.aggregation
+        return self.gradients.aggregation
 
     @property
     def precision(self) -> Precision:
         """How numbers are kept."""
-        return self._gradients.precision
+        return self.gradients.precision
 
     @property
     def reducers(self) -> ReducerSet:
@@ -323,10 +337,6 @@ class PyTorchTrialContext(TrialContext):
             return None
         return torch.initial_seed() % 2**31
 
-    def stopping(self) -> bool:
-        """Say whether the program or a signal asks to stop."""
-        return self.stop_requested or self.services.preempt.signum is not None
-
     def follow(self, clock: Clock | None) -> None:
         """Answer questions about the current batch by this clock; None when no loop runs."""
         self._clock = clock
@@ -349,7 +359,7 @@ class PyTorchTrialContext(TrialContext):
                 )
 
     def _check_only_precision(self, asked: str) -> None:
-        present = self._gradients.precision
+        present = self.gradients.precision
         if type(present) is not Precision:
             raise errors.InvalidExperimentException(
                 f"{asked} does not go together with {present.title}: a trial has one kind of mixed precision, set "

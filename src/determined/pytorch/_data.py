@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, get_worker_
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from determined.pytorch import _rng, samplers
-from determined.pytorch._order import BatchKey, OrderedBatches, order_of
+from determined.pytorch._order import BatchKey, Grouping, OrderedBatches, Start, grouping_of, order_of
 
 _ATTRIBUTES_OF_TORCH = frozenset(
     (
@@ -112,12 +113,33 @@ class DataLoader:
             raise ValueError(
                 f"get_data_loader(skip={skip}): an IterableDataset has no positions to go to; iterate past batches."
             )
-        if seed is None or self._options["generator"] is not None:
-            seed = self._own_seed()
         if self.is_iterable:
-            options = self._options_of_loader(seed)
+            options = self._options_of_loader(self._seed_or_own(seed))
             return TorchDataLoader(self.dataset, self.batch_size, drop_last=self.drop_last, **options)
-        return self._torch_loader(seed, repeat=repeat, skip=skip, num_replicas=num_replicas, rank=rank)
+        return self.torch_loader(seed, repeat=repeat, skip=skip, num_replicas=num_replicas, rank=rank)
+
+    def torch_loader(self, seed: int | None = None, **position: Any) -> TorchDataLoader[Any]:
+        """Return the torch loader that begins at a position, which `OrderedBatches` describes.
+
+        With `shares`, the batch sizes of all ranks, these cut their parts from common batches.
+        """
+        seed = self._seed_or_own(seed)
+        batches = self._batches(seed, **position)
+        return TorchDataLoader(self._keyed_dataset(seed), batch_sampler=batches, **self._options_of_loader(seed))
+
+    @property
+    def grouping(self) -> Grouping | None:
+        """How an epoch's items are grouped to batches; None for a sampler that does not know its length."""
+        given = self._batch_sampler if self._batch_sampler is not None else self._sampler
+        if given is not None and not isinstance(given, Sized):
+            return None
+        return grouping_of(
+            dataset=self.dataset,
+            batch_size=self.batch_size or 1,
+            drop_last=self.drop_last,
+            sampler=self._sampler,
+            batch_sampler=self._batch_sampler,
+        )
 
     @property
     def num_workers(self) -> int:
@@ -134,7 +156,7 @@ class DataLoader:
         if self.is_iterable:
             return iter(self._plain)
         epoch, self._passes = self._passes, self._passes + 1
-        return iter(self._torch_loader(self._own_seed(), repeat=False, skip=0, num_replicas=1, rank=0, epoch=epoch))
+        return iter(self.torch_loader(start=Start(epoch)))
 
     def __len__(self) -> int:
         return len(self._plain)
@@ -145,12 +167,10 @@ class DataLoader:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._plain, name)
 
-    def _own_seed(self) -> int:
+    def _seed_or_own(self, seed: int | None) -> int:
+        if seed is not None and self._options["generator"] is None:
+            return seed
         return int((self._options["generator"] or torch.default_generator).initial_seed())
-
-    def _torch_loader(self, seed: int, **position: Any) -> TorchDataLoader[Any]:
-        batches = self._batches(seed, **position)
-        return TorchDataLoader(self._keyed_dataset(seed), batch_sampler=batches, **self._options_of_loader(seed))
 
     def _options_of_loader(self, seed: int) -> dict[str, Any]:
         options = self._options | {"generator": _worker_generator(seed)}
@@ -158,32 +178,42 @@ class DataLoader:
             options["worker_init_fn"] = WorkerStart(options["worker_init_fn"])
         return options
 
-    def _batches(self, seed: int, *, repeat: bool, skip: int, num_replicas: int, rank: int, epoch: int = 0) -> Any:
-        given = self._batch_sampler if self._batch_sampler is not None else self._sampler
-        if given is not None and not isinstance(given, Sized):
+    def _batches(
+        self,
+        seed: int,
+        *,
+        repeat: bool = False,
+        skip: int = 0,
+        num_replicas: int = 1,
+        rank: int = 0,
+        start: Start = Start(),  # noqa: B008  # immutable
+        shares: Sequence[int] | None = None,
+    ) -> Any:
+        grouping = self.grouping
+        if grouping is None:
             unsized = self._batch_sampler or BatchSampler(self._sampler, self.batch_size or 1, self.drop_last)
             return samplers.adapt_batch_sampler(unsized, repeat, skip, num_replicas, rank)
-        order = order_of(
-            dataset=self.dataset,
-            batch_size=self.batch_size or 1,
-            shuffle=self._shuffle,
-            drop_last=self.drop_last,
-            sampler=self._sampler,
-            batch_sampler=self._batch_sampler,
-            seed=seed,
-        )
-        if repeat and len(order) == 0:
+        share = None
+        if shares is not None:  # all ranks cut their parts from the same batches
+            before = sum(shares[:rank])
+            share = slice(before, before + shares[rank])
+            grouping = Grouping(grouping.items, sum(shares), repeat or grouping.drop_last)
+            num_replicas, rank = 1, 0
+        if repeat and grouping.batches() == 0:
             raise ValueError(
                 f"The training data loader has no batches: batch_size is "
-                f"{self.batch_size} and drop_last is {self.drop_last}. Give it more data or a smaller batch size."
+                f"{grouping.group} and drop_last is {grouping.drop_last}. Give it more data or a smaller batch size."
             )
         return OrderedBatches(
-            order,
+            order_of(
+                grouping, shuffle=self._shuffle, sampler=self._sampler, batch_sampler=self._batch_sampler, seed=seed
+            ),
             repeat=repeat,
             skip=skip,
             num_replicas=num_replicas,
             rank=rank,
-            epoch=epoch,
+            start=start,
+            share=share,
             keyed=self.num_workers > 0,
         )
 
@@ -254,12 +284,14 @@ class KeyedDataset(Dataset[Any]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """What a loader worker does first: it leaves Ctrl-C, which reaches it too, to the training process."""
+    """What a loader worker does first: it leaves signals that would reach it too to the training process."""
 
     init_fn: Callable[[int], None] | None
 
     def __call__(self, worker_id: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if hasattr(os, "setpgid"):
+            os.setpgid(0, 0)  # torchrun signals the whole group, and the death of a worker would end the training
         if self.init_fn is not None:
             self.init_fn(worker_id)
 

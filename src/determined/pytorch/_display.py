@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from determined._text import plain
+from determined.core import DistributedContext
 from determined.core._columns import as_float
 from determined.pytorch._plan import Plan
 from determined.pytorch._progress import Progress
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 SWITCH = "DET_PROGRESS"
 """Environment variable: 0 for lines also in a terminal, 1 for a bar also elsewhere."""
+
+
+_LONGEST_NAME = 60
 
 
 class _Output:
@@ -102,7 +107,7 @@ class Display:
     def __init__(self, progress: Progress, plan: Plan, length_of: Callable[[Any], int | None]) -> None:
         self._progress = progress
         self._total = plan.total_batches
-        self._epoch_length = plan.epoch_length
+        self._epochs = plan.epochs
         self._meter = _Meter(length_of)
         self._metrics: Mapping[str, Any] = {}
         self._validation: Mapping[str, Any] = {}
@@ -144,9 +149,9 @@ class Display:
 
     def _position(self) -> str:
         place = f"batch {self._progress.batches_trained}/{self._total}"
-        if self._epoch_length:
-            done = self._progress.batches_trained / self._epoch_length
-            place += f", epoch {done:.1f}/{self._total / self._epoch_length:.1f}"
+        if self._epochs.length:
+            done, total = self._epochs.done(self._progress.batches_trained), self._epochs.done(self._total)
+            place += f", epoch {done:.1f}/{total:.1f}"
         return place
 
 
@@ -174,7 +179,7 @@ class Lines(Display):
 
     def say(self, line: str) -> None:
         """Print a line with the time of day."""
-        print(f"{time.strftime('%H:%M:%S')} {line}", file=self._output, flush=True)  # its purpose
+        print(f"{time.strftime('%H:%M:%S')} {plain(line)}", file=self._output, flush=True)  # its purpose
 
 
 class Bar(Display):
@@ -201,7 +206,7 @@ class Bar(Display):
 
     def say(self, line: str) -> None:
         """Print a line above the bar, unbroken, so that commands and paths can be copied."""
-        self._live.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self._live.console.print(plain(line), highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group
@@ -232,10 +237,17 @@ class Bar(Display):
         return f"{hours}:{minutes:02d}:{rest:02d} left" if hours else f"{minutes}:{rest:02d} left"
 
 
-def display_for(is_chief: bool, progress: Progress, plan: Plan, length_of: Callable[[Any], int | None]) -> Display:
-    """Return the display for where the output goes; only the chief shows anything."""
-    arguments = (progress, plan, length_of)
-    if not is_chief or sys.stdout is None:  # programs without a terminal, as those of pythonw, have none
+def display_for(
+    ranks: DistributedContext, progress: Progress, plan: Plan, length_of: Callable[[Any], int | None]
+) -> Display:
+    """Return the display for where the output goes; only the chief shows anything, and of all ranks."""
+
+    def length_of_all(batch: Any) -> int | None:
+        own = length_of(batch)
+        return None if own is None else own * ranks.size
+
+    arguments = (progress, plan, length_of if ranks.size == 1 else length_of_all)
+    if not ranks.is_chief or sys.stdout is None:  # programs without a terminal, as those of pythonw, have none
         return Display(*arguments)
     output = _Output(sys.stdout)
     switch = os.environ.get(SWITCH)
@@ -248,12 +260,21 @@ def display_for(is_chief: bool, progress: Progress, plan: Plan, length_of: Calla
 
 def continue_command(uuid: str) -> str:
     """Return the shell command that goes on with this program from a checkpoint."""
-    return shlex.join(["env", f"DET_LATEST_CHECKPOINT={uuid}", *sys.orig_argv]).removeprefix("env ")
+    setting = f"DET_LATEST_CHECKPOINT={uuid}"
+    if launched := os.environ.get("DET_LAUNCH_COMMAND"):  # by our own launcher
+        return f"{setting} {launched}"
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        command = ["torchrun", "--nproc-per-node", processes, *sys.argv]
+    else:
+        command = sys.orig_argv
+    return shlex.join(["env", setting, *command]).removeprefix("env ")
 
 
 def _told(metrics: Mapping[str, Any]) -> str:
     numbers = [(name, value) for name, value in metrics.items() if isinstance(value, Real)]
-    told = [f"{name} {as_float(value):.4g}" for name, value in numbers if name not in ("batches", "epochs")]
+    shown = [(plain(name, _LONGEST_NAME), value) for name, value in numbers if name not in ("batches", "epochs")]
+    told = [f"{name} {as_float(value):.4g}" for name, value in shown]
     return ", ".join(told[:8]) + (", ..." if len(told) > 8 else "")
 
 

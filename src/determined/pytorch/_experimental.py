@@ -10,7 +10,10 @@ from determined import errors
 from determined.pytorch._precision import Autocast
 
 if TYPE_CHECKING:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
     from determined.pytorch._context import PyTorchTrialContext
+    from determined.pytorch._sharded import Units
 
 
 class PyTorchExperimentalContext:
@@ -35,6 +38,56 @@ class PyTorchExperimentalContext:
             raise errors.InvalidExperimentException(f"use_amp(dtype={dtype}): pass torch.float16 or torch.bfloat16.")
         scaler = torch.amp.GradScaler(device) if dtype == torch.float16 else None
         self._parent.set_precision(Autocast(device, dtype, scaler))
+
+    def use_ddp(self, *, sync_batch_norm: bool = False, **options: Any) -> None:
+        """Train with several processes by DDP with these options, such as `find_unused_parameters=True`.
+
+        They are those of `torch.nn.parallel.DistributedDataParallel`. With `sync_batch_norm` batch norm layers
+        compute their statistics over all ranks, on GPUs only. Call it before `wrap_model`; in one process it has no
+        effect.
+        """
+        if self._parent.models:
+            raise errors.InvalidExperimentException("use_ddp() came after wrap_model(); call it before.")
+        self._parent.backend.configure(options, sync_batch_norm)
+
+    def use_fsdp(
+        self,
+        *,
+        units: Units | None = None,
+        mixed_precision: torch.dtype | MixedPrecisionPolicy | None = None,
+        activation_checkpointing: bool = False,
+        reshard_after_forward: bool = True,
+        offload_to_cpu: bool = False,
+    ) -> None:
+        """Spread weights, gradients and optimizer state over all processes by FSDP2, for models too large for one GPU.
+
+        `units` are the classes of modules, or a function that picks modules, whose weights are gathered together
+        while they compute; by default the parts of the model's lists and sequences of modules. `mixed_precision` is
+        `torch.bfloat16` or a `torch.distributed.fsdp.MixedPrecisionPolicy`. With `activation_checkpointing` units
+        compute their activations once more in backward instead of keeping them. Without `reshard_after_forward` whole
+        weights are kept from forward to backward: faster, with more memory. With `offload_to_cpu` weights and
+        optimizer state are kept in host memory. Call it before `wrap_model`, and start the program with torchrun.
+        """
+        if self._parent.models or self._parent.optimizers:
+            raise errors.InvalidExperimentException("use_fsdp() came after wrap_model(); call it before.")
+        if not self._parent.trains:  # it is looked at in one process, with whole models
+            return
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            raise errors.InvalidExperimentException(
+                "use_fsdp() spreads models over processes, but there is no process group; start the program with "
+                "`torchrun --nproc-per-node N train.py`, also for one process."
+            )
+        from determined.pytorch import _sharded
+
+        options = _sharded.options_of(
+            units=units,
+            mixed_precision=mixed_precision,
+            activation_checkpointing=activation_checkpointing,
+            reshard_after_forward=reshard_after_forward,
+            offload_to_cpu=offload_to_cpu,
+            device=self._parent.device,
+        )
+        self._parent.backend = _sharded.Sharded(self._parent.device, self._parent.distributed, options)
 
     def disable_dataset_reproducibility_checks(self) -> None:
         """Accept any loader from the build methods, such as a torch `DataLoader`.

@@ -19,6 +19,8 @@ class Gradients:
         self.aggregation = aggregation
         self.precision = Precision()
         self._averages: dict[Optimizer, bool] = {}
+        self.before_first_step: Callable[[], None] | None = None
+        """Called once, when gradients are there for the first time."""
 
     def register(self, optimizer: Optimizer, average: bool) -> None:
         """Know an optimizer, and whether its aggregated gradients are averaged or summed."""
@@ -49,6 +51,9 @@ class Gradients:
                 return
             if self._averages[optimizer]:
                 edit = self._average_then(clip_grads)
+        if self.before_first_step is not None:
+            self.before_first_step()
+            self.before_first_step = None
         self.precision.step(optimizer, edit, scaler)
         if auto_zero_grads:
             self.precision.zero_grad(optimizer)

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from determined import errors
+from determined import errors, storage
 
 PROGRESS_FILE = "trial_state.pkl"
 
@@ -56,7 +56,7 @@ def load_progress(folder: pathlib.Path) -> dict[str, Any]:
     """Return the progress in our form from a pickled dict of ints."""
     path = folder / PROGRESS_FILE
     try:
-        saved = _IntsOnly(io.BytesIO(path.read_bytes())).load()
+        saved = _IntsOnly(io.BytesIO(storage.read_plain(path.resolve()))).load()
         names = ("batches_trained", "epochs_trained", "last_val", "last_ckpt")
         return {name: _count(saved[name]) for name in names}
     except _UNREADABLE as error:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from determined import core, errors
+from determined import core, errors, storage
 from determined._import import import_from_path
 from determined.pytorch import _checkpoint
 from determined.pytorch._backend import SingleProcess
@@ -63,7 +63,9 @@ def load_trial_from_checkpoint_path(
             for path in reversed(import_paths):  # the last one entered is searched first
                 stack.enter_context(import_from_path(path))
             trial = _trial_class(folder, description, import_paths)(context, **(trial_kwargs or {}))
-    _checkpoint.restore_models(context, _checkpoint.read(folder, **options))
+    state = _checkpoint.read(folder, **options)
+    state["models_state_dict"] = context.backend.keeper.attach(state["models_state_dict"])
+    _checkpoint.restore_models(context, state)
     return trial
 
 
@@ -80,7 +82,7 @@ def _folder(path: str | os.PathLike[str]) -> pathlib.Path:
 def _description(folder: pathlib.Path) -> dict[str, Any]:
     path = folder / _checkpoint.LOAD_FILE
     try:
-        description = json.loads(path.read_text())
+        description = json.loads(storage.read_plain(pathlib.Path(os.path.realpath(path))))
     except (OSError, ValueError, RecursionError) as error:
         raise errors.InvalidCheckpointException(f"{path} cannot be read as JSON: {error}") from error
     kind = description.get("trial_type") if isinstance(description, dict) else None

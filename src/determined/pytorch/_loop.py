@@ -6,18 +6,19 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from determined.core._context import Context
+from determined.core._columns import BatchColumns
 from determined.errors import InvalidHP
 from determined.pytorch._callback import Callbacks
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._display import Display
 from determined.pytorch._finite import FiniteWatch
-from determined.pytorch._metrics import MetricWindow, averages
-from determined.pytorch._plan import Plan, ShouldExit, TrainBoundaryType
+from determined.pytorch._metrics import MetricWindow, averaged_over_ranks, averages
+from determined.pytorch._plan import Plan, ShouldExit, Stopped, TrainBoundaryType
 from determined.pytorch._policy import CheckpointPolicy
 from determined.pytorch._profile import Timings
 from determined.pytorch._progress import Clock, Progress
 from determined.pytorch._saver import Saver
+from determined.pytorch._stops import Stops
 from determined.pytorch._validation import Validation
 
 
@@ -37,16 +38,19 @@ class Loop:
     policy: CheckpointPolicy
     callbacks: Callbacks
     context: PyTorchTrialContext
-    services: Context
     timings: Timings
     display: Display
+    stops: Stops
     validate_first: bool
     window: MetricWindow
     watch: FiniteWatch = dataclasses.field(default_factory=FiniteWatch)
 
     def run(self) -> None:
         """Train to the planned length, then leave a current validation and checkpoint."""
-        self.services.preempt.listen()
+        with self.context.services.preempt.listening(self.context.services.watch is not None):
+            self._run()
+
+    def _run(self) -> None:
         try:
             self.callbacks.run("on_training_start")
             if self.validate_first:
@@ -55,26 +59,33 @@ class Loop:
             while not self.plan.finished(self.progress):
                 self.train_window()
                 if not self.is_window_complete():
-                    self.raise_if_stopping()
+                    raise Stopped
                 self.report()
                 self.announce_saved()
                 self.perform_due()
             self.validate_if_stale()
             self.save_if_stale()
             self.finish_saving()
-        except ShouldExit as request:
-            self.leave(save=not request.skip_exit_checkpoint)
-        except InvalidHP:
+        except Stopped:
             self.leave(save=True)
+        except ShouldExit as request:
+            if not self.stops.leave_unasked(request):
+                request.add_note(
+                    "Not all ranks raised ShouldExit, and one cannot leave the loop alone: raise it on all of them, or "
+                    "use context.set_stop_requested(True), by which one rank stops all."
+                )
+                raise
+            self.leave(save=not request.skip_exit_checkpoint)
+        except InvalidHP as error:
+            if self.stops.leave_unasked(error):  # else the others cannot take part in a checkpoint
+                self.leave(save=True)
             raise
-        finally:
-            self.services.preempt.stop_listening()
 
     def train_window(self) -> None:
         """Train until something is due, and hold on to the metrics of each batch."""
         while True:
             self.train_until(self.next_stop())
-            if self.is_window_complete() or self.context.stopping():
+            if self.is_window_complete() or self.stops.now():
                 return
 
     def is_window_complete(self) -> bool:
@@ -84,7 +95,7 @@ class Loop:
     def train_until(self, end: int) -> None:
         """Train up to a number of batches, within one epoch, or until asked to stop."""
         progress, add, after_batch = self.progress, self.window.add, self.after_batch
-        context, preempt = self.context, self.services.preempt
+        context, preempt, bound = self.context, self.context.services.preempt, self.stops.bound
         self.timings.look(progress.batches_trained)
         fetch = self.timings.timed("data_fetch", self.fetch)
         to_device = self.timings.timed("to_device", self.to_device)
@@ -98,31 +109,41 @@ class Loop:
             for step in after_batch:
                 step()
             progress.batches_trained += 1
-            if context.stop_requested or preempt.signum is not None:
+            wanted = context.stop_requested or preempt.signum is not None
+            if (wanted or progress.batches_trained >= bound.limit) and self.stops.now():
                 break
         self.display.trained(batch, progress.batches_trained - begin)
         if self.clock.is_epoch_start:
-            progress.epochs_trained += 1
+            progress.epochs_trained = self.clock.epoch_of(progress.batches_trained)
             self.callbacks.run("on_training_epoch_end", epoch)
 
     def report(self, *, keep: bool = False) -> None:
         """Report the metrics of the window that ends here; keep them for a checkpoint if it ends too early."""
-        batches = self.window.peek() if keep else self.window.take()
-        metrics = averages(batches) | self.context.reduce_metrics(for_training=True)
+        batches, metrics = self.gathered(self.window.peek() if keep else self.window.take())
         self.stamp(metrics)
         done = self.progress.batches_trained
         self.watch.look_at_batches(batches, done)
         self.watch.look("training", metrics, done)
-        self.services.steps_completed = done
-        self.services.train.report_training_metrics(done, metrics, batches)
-        self.services.train.report_progress(min(done / self.plan.total_batches, 1.0))
+        self.context.services.steps_completed = done
+        self.context.services.train.report_training_metrics(done, metrics, batches)
+        self.context.services.train.report_progress(min(done / self.plan.total_batches, 1.0))
         if times := self.timings.take():
-            self.services.train.report_metrics("timing", done, times)
+            self.context.services.train.report_metrics("timing", done, times)
         self.display.reported(metrics)
         if self.callbacks.wants("on_training_workload_end"):
             self.callbacks.run("on_training_workload_end", dict(metrics), list(batches))
         if not keep:
             self.context.reset_reducers()
+
+    def gathered(self, own: BatchColumns) -> tuple[BatchColumns, dict[str, Any]]:
+        """Return the metrics of each batch and those of the window, over all ranks."""
+        ranks, reducers = self.context.distributed, self.context.reducers
+        if ranks.size == 1:
+            return own, averages(own) | reducers.reduce(for_training=True)
+        per_rank = ranks.allgather((own, reducers.gathered(for_training=True)))
+        parts = [part for part, _ in per_rank]
+        metrics = averages(BatchColumns.interleaved(parts))
+        return averaged_over_ranks(parts), metrics | reducers.combined([r for _, r in per_rank], for_training=True)
 
     def perform_due(self) -> None:
         """Do what is due at this batch and not done yet, unless asked to stop."""
@@ -143,8 +164,8 @@ class Loop:
         self.stamp(metrics)
         self.progress.last_val = self.progress.batches_trained
         self.watch.look("validation", metrics, self.progress.batches_trained)
-        worth_saving = self.policy.wants(metrics)
-        self.services.train.report_validation_metrics(self.progress.batches_trained, metrics)
+        worth_saving = self.context.distributed.broadcast(self.policy.wants(metrics))
+        self.context.services.train.report_validation_metrics(self.progress.batches_trained, metrics)
         self.display.validated(metrics)
         try:
             self.callbacks.run("on_validation_end", dict(metrics))
@@ -167,13 +188,14 @@ class Loop:
 
     def announce_saved(self) -> None:
         """Show a checkpoint whose write has come to its end."""
-        if uuid := self.saver.announce():
+        if uuid := self.saver.completed():
             self.display.saved(uuid)
 
     def finish_saving(self) -> None:
         """Wait for the checkpoint that is being written."""
         self.saver.wait()
         self.announce_saved()
+        self.saver.tell_callbacks()
 
     def leave(self, *, save: bool) -> None:
         """End training before its length."""
@@ -186,8 +208,12 @@ class Loop:
 
     def raise_if_stopping(self) -> None:
         """Leave the loop if asked to stop."""
-        if self.context.stopping():
-            raise ShouldExit
+        if self.stops.now():
+            raise Stopped
+
+    def pulse(self) -> object:
+        """Return something that changes as long as training or validation goes on."""
+        return self.progress.batches_trained, self.validation.batches_seen
 
     def next_stop(self) -> int:
         """Return the number of batches at which to look up next."""

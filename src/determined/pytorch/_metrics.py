@@ -151,6 +151,23 @@ def _as_dict(metrics: Any) -> dict[str, Any]:
     )
 
 
+def averaged_over_ranks(parts: Sequence[BatchColumns]) -> BatchColumns:
+    """Return one batch for each that all ranks trained together, with the mean of every metric."""
+    merged = BatchColumns.interleaved(parts)
+    size, count = len(parts), max(map(len, parts), default=0)
+    if len(merged) != size * count:  # a rank has fewer, as after a resume by another number of ranks
+        return parts[0]
+    columns = {
+        name: [_average_or_missing(name, column[place : place + size]) for place in range(0, len(merged), size)]
+        for name, column in merged.columns.items()
+    }
+    return BatchColumns(columns, count)
+
+
+def _average_or_missing(name: str, values: Sequence[Any]) -> Any:
+    return MISSING if all(value is MISSING for value in values) else _average(name, values)
+
+
 def averages(batches: BatchColumns) -> dict[str, Any]:
     """Return the mean of every metric over the batches that have it."""
     present = {name: column for name, column in batches.columns.items() if any(v is not MISSING for v in column)}

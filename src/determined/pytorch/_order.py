@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, Sampler, SequentialSampler
+from torch.utils.data import Sampler, SequentialSampler
 
 from determined.pytorch import _rng
 
@@ -20,7 +21,7 @@ logger = logging.getLogger("determined.pytorch")
 class BatchKey(list[Any]):
     """The indices of a batch, with a key that tells this batch from all others of the training."""
 
-    def __init__(self, indices: Iterable[Any], key: tuple[int, int]) -> None:
+    def __init__(self, indices: Iterable[Any], key: tuple[int, ...]) -> None:
         super().__init__(indices)
         self.key = key
 
@@ -29,61 +30,104 @@ class SizedIterable(Sized, Iterable[Any], Protocol):
     """What a batch sampler with a length is."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Start:
+    """Where a number of ranks begins to train on the data: after some items of an epoch."""
+
+    epoch: int = 0
+    items: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Grouping:
+    """How many items an epoch has, and how they are grouped to batches.
+
+    Items are samples; of a batch sampler of the user's, whose batches stay as they are, they are batches.
+    """
+
+    items: int
+    group: int
+    drop_last: bool
+
+    def batches(self, used: int = 0) -> int:
+        """Return the batches of an epoch of which so many items were used before."""
+        left = max(self.items - used, 0)
+        return left // self.group if self.drop_last else -(-left // self.group)
+
+    def after(self, start: Start, batches: int) -> Start:
+        """Return the place that is so many batches after another one."""
+        if (whole := self.batches()) == 0:
+            return start
+        first = self.batches(start.items)
+        if batches < first:
+            return Start(start.epoch, start.items + batches * self.group)
+        epochs, rest = divmod(batches - first, whole)
+        return Start(start.epoch + 1 + epochs, rest * self.group)
+
+
 class Order(Protocol):
     """The batches of an epoch, as a function of its number."""
 
-    def __len__(self) -> int: ...
+    grouping: Grouping
 
     def enter(self, epoch: int) -> None:
         """Make ready to begin with this epoch, of which the earlier ones were run by another process."""
         ...
 
-    def batches(self, epoch: int, start: int, step: int) -> Iterator[list[Any]]:
-        """Yield every `step`-th batch of an epoch from batch `start` on."""
+    def batches(self, epoch: int, used: int) -> Sequence[list[Any]]:
+        """Return the batches of an epoch of which so many items were used before."""
         ...
+
+
+class Slices(Sequence[list[Any]]):
+    """Batches that are cut from a list of indices when they are asked for."""
+
+    def __init__(self, indices: list[Any], first: int, grouping: Grouping) -> None:
+        self._indices = indices
+        self._first = first
+        self._size = grouping.group
+        self._count = grouping.batches(first)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: Any) -> Any:
+        begin = self._first + number * self._size
+        return self._indices[begin : begin + self._size]
 
 
 class ComputedOrder:
     """Plain or shuffled order over a data set: any position is computed, none is replayed."""
 
-    def __init__(self, size: int, batch_size: int, drop_last: bool, seed: int | None) -> None:
-        self._size = size
-        self._batch_size = batch_size
-        self._length = size // batch_size if drop_last else -(-size // batch_size)
+    def __init__(self, grouping: Grouping, seed: int | None) -> None:
+        self.grouping = grouping
         self._seed = seed
-
-    def __len__(self) -> int:
-        return self._length
 
     def enter(self, epoch: int) -> None:
         """Do nothing: epochs do not depend on each other."""
 
-    def batches(self, epoch: int, start: int, step: int) -> Iterator[list[Any]]:
-        """Yield every `step`-th batch of an epoch from batch `start` on."""
+    def batches(self, epoch: int, used: int) -> Sequence[list[Any]]:
+        """Return the batches of an epoch of which so many items were used before."""
         if self._seed is None:
-            indices = list(range(self._size))
+            indices = list(range(self.grouping.items))
         else:
             shuffle = np.random.Generator(np.random.PCG64(_rng.derive(self._seed, epoch)))
-            indices = shuffle.permutation(self._size).tolist()
-        size = self._batch_size
-        for number in range(start, self._length, step):
-            yield indices[number * size : (number + 1) * size]
+            indices = shuffle.permutation(self.grouping.items).tolist()
+        return Slices(indices, used, self.grouping)
 
 
 class SamplerOrder:
     """The order that a sampler of the user's gives, made a function of the epoch by seeding its randomness."""
 
-    def __init__(self, batch_sampler: SizedIterable, seed: int) -> None:
-        self._batch_sampler = batch_sampler
+    def __init__(self, sampler: SizedIterable, grouping: Grouping, seed: int, *, batched: bool) -> None:
+        self._sampler = sampler
         self._seed = seed
-        self._length = len(batch_sampler)
-
-    def __len__(self) -> int:
-        return self._length
+        self._batched = batched
+        self.grouping = grouping
 
     def enter(self, epoch: int) -> None:
         """Draw the indices of all epochs before, where what the sampler remembers of them may decide its order."""
-        remembering = [part for part in _parts(self._batch_sampler) if not _knows_epoch(part)]
+        remembering = [part for part in _parts(self._sampler) if not _knows_epoch(part)]
         if not (epoch and remembering):
             return
         logger.warning(
@@ -95,24 +139,25 @@ class SamplerOrder:
         for earlier in range(epoch):
             self._drawn(earlier)
 
-    def batches(self, epoch: int, start: int, step: int) -> Iterator[list[Any]]:
-        """Yield every `step`-th batch of an epoch from batch `start` on."""
-        yield from self._drawn(epoch)[start::step]
+    def batches(self, epoch: int, used: int) -> Sequence[list[Any]]:
+        """Return the batches of an epoch of which so many items were used before."""
+        drawn = self._drawn(epoch)
+        return drawn[used:] if self._batched else Slices(drawn, used, self.grouping)
 
-    def _drawn(self, epoch: int) -> list[list[Any]]:
+    def _drawn(self, epoch: int) -> list[Any]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_rng.seeded(_rng.derive(self._seed, epoch)))
-            for part in _parts(self._batch_sampler):
+            for part in _parts(self._sampler):
                 stack.enter_context(in_epoch(part, epoch))
             # All at once: later draws of the sampler must not mix with those of the training.
-            return list(itertools.islice(self._batch_sampler, self._length))
+            return list(itertools.islice(self._sampler, self.grouping.items))
 
 
 class OrderedBatches(Sampler[list[Any]]):
     """A batch sampler over an order: repeated, sharded by batch, and begun after `skip` of its batches.
 
     With `keyed` the batches carry the key by which loader workers seed themselves. Without `repeat` it gives
-    one epoch, that of number `epoch`.
+    one epoch, that of `start`. With `share` each batch is cut to these places, for ranks of unequal batch sizes.
     """
 
     def __init__(
@@ -123,37 +168,59 @@ class OrderedBatches(Sampler[list[Any]]):
         skip: int,
         num_replicas: int,
         rank: int,
-        epoch: int = 0,
+        start: Start,
+        share: slice | None = None,
         keyed: bool = True,
     ) -> None:
         self._order = order
         self._keyed = keyed
-        self._epoch = epoch
+        self._start = start
         self._repeat = repeat
+        self._share = share
         self._first = rank + skip * num_replicas
         self._stride = num_replicas
-        self._per_pass = (len(order) - rank + num_replicas - 1) // num_replicas
+        self._per_pass = (order.grouping.batches() - rank + num_replicas - 1) // num_replicas
 
     def __len__(self) -> int:
         return self._per_pass
 
     def __iter__(self) -> Iterator[list[Any]]:
-        length = len(self._order)
-        epoch, start = divmod(self._first, length) if self._repeat else (self._epoch, self._first)
-        if self._repeat:
-            self._order.enter(epoch)
+        batches = self._keyed_batches()
+        if self._share is None:
+            return batches
+        cut = (_cut(batch, self._share) for batch in batches)
+        return (batch for batch in cut if batch)
+
+    def _keyed_batches(self) -> Iterator[list[Any]]:
+        for epoch, used, first in self._epochs():
+            batches = self._order.batches(epoch, used)
+            for number in range(first, len(batches), self._stride):
+                if self._keyed:
+                    yield BatchKey(batches[number], (epoch, number, used) if used else (epoch, number))
+                else:
+                    yield batches[number]
+
+    def _epochs(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (epoch, items used before, first batch of this rank) for each epoch to go through."""
+        grouping = self._order.grouping
+        if not self._repeat:
+            yield self._start.epoch, self._start.items, self._first
+            return
+        epoch, used, first = self._start.epoch, self._start.items, self._first
+        if first >= (rest := grouping.batches(used)):
+            skipped, first = divmod(first - rest, grouping.batches())
+            epoch, used = epoch + 1 + skipped, 0
+        self._order.enter(epoch)
         while True:
-            batches = self._order.batches(epoch, start, self._stride)
-            if self._keyed:
-                for number, indices in enumerate(batches):
-                    yield BatchKey(indices, (epoch, start + number * self._stride))
-            else:
-                yield from batches
-            if not self._repeat:
-                return
-            # Where the stride lands in the next epoch.
-            start = (start - length) % self._stride
-            epoch += 1
+            yield epoch, used, first
+            # Where the stride lands in the next epoch, which can be beyond that too.
+            count = grouping.batches(used)
+            first += -(-max(count - first, 0) // self._stride) * self._stride - count
+            epoch, used = epoch + 1, 0
+
+
+def _cut(batch: list[Any], share: slice) -> list[Any]:
+    return BatchKey(batch[share], batch.key) if isinstance(batch, BatchKey) else batch[share]
 
 
 def _parts(sampler: Any) -> Iterator[Any]:
@@ -189,19 +256,19 @@ def in_epoch(sampler: Any, epoch: int) -> Iterator[None]:
         generator.set_state(before)
 
 
-def order_of(
-    *,
-    dataset: Any,
-    batch_size: int,
-    shuffle: bool,
-    drop_last: bool,
-    sampler: Any,
-    batch_sampler: Any,
-    seed: int,
-) -> Order:
+def grouping_of(
+    *, dataset: Any, batch_size: int, drop_last: bool, sampler: Any = None, batch_sampler: Any = None
+) -> Grouping:
+    """Return how the arguments of a data loader group an epoch's items to batches."""
+    if batch_sampler is not None:
+        return Grouping(len(batch_sampler), 1, False)
+    return Grouping(len(dataset if sampler is None else sampler), batch_size, drop_last)
+
+
+def order_of(grouping: Grouping, *, shuffle: bool, sampler: Any, batch_sampler: Any, seed: int) -> Order:
     """Return the order that the arguments of a data loader ask for."""
     if batch_sampler is not None:
-        return SamplerOrder(batch_sampler, seed)
+        return SamplerOrder(batch_sampler, grouping, seed, batched=True)
     if sampler is not None:
-        return SamplerOrder(BatchSampler(sampler, batch_size, drop_last), seed)
-    return ComputedOrder(len(dataset), batch_size, drop_last, seed if shuffle else None)
+        return SamplerOrder(sampler, grouping, seed, batched=False)
+    return ComputedOrder(grouping, seed if shuffle else None)

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Collection, Container, Mapping
 from typing import Any
 
-from determined.pytorch._progress import Progress
+from determined.pytorch._progress import Epochs, Progress
 
 
 class TrainUnit:
@@ -81,17 +81,21 @@ class ShouldExit(Exception):  # the name is the API's
         self.skip_exit_checkpoint = skip_exit_checkpoint
 
 
+class Stopped(ShouldExit):
+    """Raised by the loop itself when it was asked to stop, on all ranks alike."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """When to act. Pure arithmetic: no torch, no clock, no flags to reset."""
 
     length: TrainUnit
     every: Mapping[TrainBoundaryType, TrainUnit]  # in the order in which actions must run
-    epoch_length: int | None = None
+    epochs: Epochs
 
     def __post_init__(self) -> None:
         units = (self.length, *self.every.values())
-        if self.epoch_length is None and (epochs := [unit for unit in units if isinstance(unit, Epoch)]):
+        if self.epochs.length is None and (epochs := [unit for unit in units if isinstance(unit, Epoch)]):
             raise ValueError(
                 f"{epochs[0]!r} counts epochs, but the training data loader has no length, so an epoch "
                 "never ends; use pytorch.Batch instead, or give the data a __len__ method."
@@ -115,26 +119,22 @@ class Plan:
     def total_batches(self) -> int:
         """The length in batches."""
         assert isinstance(self.length.value, int)
-        return self.length.value * self._batches_per(self.length)
+        return self.epochs.end_of(self.length.value) if isinstance(self.length, Epoch) else self.length.value
 
     def _is_due(self, unit: TrainUnit, batches: int) -> bool:
-        step, rest = divmod(batches, self._batches_per(unit))
-        return rest == 0 and unit.should_stop(step)
+        if not isinstance(unit, Epoch):
+            return unit.should_stop(batches)
+        # More than one, where a single batch of all ranks is more than a pass over the data.
+        completed = range(self.epochs.of(batches - 1) + 1, self.epochs.of(batches) + 1)
+        return any(unit.should_stop(epochs) for epochs in completed)
 
     def _next(self, unit: TrainUnit, batches: int) -> int:
-        size = self._batches_per(unit)
-        return unit.next_after(batches // size) * size
+        if not isinstance(unit, Epoch):
+            return unit.next_after(batches)
+        return self.epochs.end_of(unit.next_after(self.epochs.of(batches)))
 
     def _epoch_end(self, batches: int) -> int:
-        if self.epoch_length is None:
-            return _NEVER
-        return (batches // self.epoch_length + 1) * self.epoch_length
-
-    def _batches_per(self, unit: TrainUnit) -> int:
-        if isinstance(unit, Epoch):
-            assert self.epoch_length is not None
-            return self.epoch_length
-        return 1
+        return _NEVER if self.epochs.length is None else self.epochs.end_of(self.epochs.of(batches) + 1)
 
 
 _NEVER = 2**62

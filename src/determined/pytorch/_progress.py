@@ -28,12 +28,46 @@ class Progress:
             setattr(self, field.name, state[field.name])
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Epochs:
+    """Which epoch a batch belongs to. An epoch is one pass over the data, by all ranks together.
+
+    Each rank counts its own batches; while it trains one, each of the others does too.
+    """
+
+    length: int | None
+    """Batches of the data loader in one pass; None if the data has no length."""
+    ranks: int = 1
+    since: int = 0
+    """Batches trained when this number of ranks took over."""
+    passed: int = 0
+    """Batches of the data loader that all ranks together had trained on by then."""
+
+    def of(self, batch_idx: int) -> int:
+        """Return the index of the epoch in which a batch begins; -1 for the time before the first batch."""
+        if batch_idx < 0:
+            return -1
+        return self._used(batch_idx) // self.length if self.length else 0
+
+    def end_of(self, epochs: int) -> int:
+        """Return the batches after which so many epochs are complete."""
+        assert self.length is not None
+        return self.since - (self.passed - epochs * self.length) // self.ranks
+
+    def done(self, batches: int) -> float:
+        """Return how many epochs so many batches are."""
+        return self._used(batches) / self.length if self.length else 0.0
+
+    def _used(self, batches: int) -> int:
+        return self.passed + (batches - self.since) * self.ranks
+
+
 class Clock:
     """What the running loop tells the trial about where it is."""
 
-    def __init__(self, progress: Progress, epoch_length: int | None) -> None:
+    def __init__(self, progress: Progress, epochs: Epochs) -> None:
         self._progress = progress
-        self._epoch_length = epoch_length
+        self._epochs = epochs
         self.initial_batch = progress.batches_trained
         """Batches that were trained before this run began."""
 
@@ -60,10 +94,8 @@ class Clock:
     @property
     def has_epochs(self) -> bool:
         """Whether the training data has a length, so that there are epochs."""
-        return self._epoch_length is not None
+        return self._epochs.length is not None
 
     def epoch_of(self, batch_idx: int) -> int:
         """Return the index of the epoch that a batch belongs to; -1 for the time before the first batch."""
-        if batch_idx < 0:
-            return -1
-        return batch_idx // self._epoch_length if self._epoch_length else 0
+        return self._epochs.of(batch_idx)

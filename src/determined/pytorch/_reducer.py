@@ -8,6 +8,7 @@ import enum
 import itertools
 import math
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -111,6 +112,13 @@ class TorchMetricsReducer(MetricReducer):
 
     def __init__(self, metric: Any) -> None:
         self.metric = metric
+        self.is_updated_somewhere = False
+        """Whether any rank has added something since the reset."""
+
+    @property
+    def is_updated(self) -> bool:
+        """Whether this rank has added something since the reset."""
+        return all(member.update_called for member in self.members)
 
     @property
     def members(self) -> list[Any]:
@@ -123,7 +131,11 @@ class TorchMetricsReducer(MetricReducer):
 
     def per_slot_reduce(self) -> Any:
         """Return the computed metric; None if nothing was added since the reset."""
-        return self.metric.compute() if all(member.update_called for member in self.members) else None
+        if not self.is_updated_somewhere:
+            return None
+        with warnings.catch_warnings():  # of a rank that has added nothing, such as one without validation batches
+            warnings.filterwarnings("ignore", message=".*was called before the ``update`` method")
+            return self.metric.compute()
 
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
         """Return the metric, the same on all ranks."""
@@ -175,17 +187,37 @@ class ReducerSet:
 
     def reduce(self, for_training: bool) -> dict[str, Any]:
         """Return the metrics of the reducers that serve training, or validation. All ranks must call this."""
-        chosen = [w for w in self._wrapped if (w.for_training if for_training else w.for_validation)]
-        if not chosen:
+        if not self._chosen(for_training):
             return {}
-        mine = [_guarded(w, "per_slot_reduce", w.reducer.per_slot_reduce) for w in chosen]
-        per_rank = self._distributed.allgather(mine)
+        return self.combined(self._distributed.allgather(self.gathered(for_training)), for_training)
+
+    def gathered(self, for_training: bool) -> list[Any]:
+        """Return what this rank has for `combined`."""
+        chosen = self._chosen(for_training)
+        self._even_out([wrapped.reducer for wrapped in chosen])
+        mine = [_guarded(wrapped, "per_slot_reduce", wrapped.reducer.per_slot_reduce) for wrapped in chosen]
+        return mine if self._distributed.size == 1 else to_cpu(mine)
+
+    def combined(self, per_rank: Sequence[list[Any]], for_training: bool) -> dict[str, Any]:
+        """Return the metrics of the reducers from what `gathered` returned on each rank."""
         metrics: dict[str, Any] = {}
-        for position, wrapped in enumerate(chosen):
+        for position, wrapped in enumerate(self._chosen(for_training)):
             parts = [values[position] for values in per_rank]
             result = _guarded(wrapped, "cross_slot_reduce", wrapped.reducer.cross_slot_reduce, parts)
             metrics |= _named(wrapped, result)
         return metrics
+
+    def _chosen(self, for_training: bool) -> list[_Wrapped]:
+        return [w for w in self._wrapped if (w.for_training if for_training else w.for_validation)]
+
+    def _even_out(self, reducers: Sequence[MetricReducer]) -> None:
+        """Let metrics that combine ranks by themselves do so on all ranks or on none."""
+        own = [reducer for reducer in reducers if isinstance(reducer, TorchMetricsReducer)]
+        if not own:
+            return
+        updated = self._distributed.allgather([reducer.is_updated for reducer in own])
+        for reducer, flags in zip(own, zip(*updated, strict=True), strict=True):
+            reducer.is_updated_somewhere = any(flags)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what each reducer has gathered, as far as it is plain data."""
@@ -261,6 +293,17 @@ def _as_number(value: Any) -> Any:
         return value.item() if value.numel() == 1 else value.numpy()
     if isinstance(value, (np.generic, np.ndarray)) and value.size == 1:
         return value.item()
+    return value
+
+
+def to_cpu(value: Any) -> Any:
+    """Return nested values with their tensors on the CPU, so that another rank can take them."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if type(value) in (list, tuple, set):
+        return type(value)(to_cpu(one) for one in value)
+    if type(value) is dict:
+        return {key: to_cpu(one) for key, one in value.items()}
     return value
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from determined import tracking
 from determined.core._context import searcher_metric
-from determined.pytorch import _checkpoint
+from determined.pytorch import _checkpoint, _ranks_state
 from determined.pytorch._callback import Callbacks
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data import DataLoader
@@ -22,10 +22,12 @@ from determined.pytorch._metrics import MetricWindow
 from determined.pytorch._plan import Batch, Plan, TrainBoundaryType, TrainUnit
 from determined.pytorch._policy import CheckpointPolicy, policy_of
 from determined.pytorch._profile import ProfilerSettings, Timings
-from determined.pytorch._progress import Clock, Progress
-from determined.pytorch._saver import Saved, Saver, Stateful, find
-from determined.pytorch._stream import Stream, length_of, stream_of
+from determined.pytorch._progress import Clock, Epochs, Progress
+from determined.pytorch._saver import Saveable, Saved, Saver, Stateful, find
+from determined.pytorch._stops import stops_of
+from determined.pytorch._stream import Stream, length_of, stream_of, validation_loader
 from determined.pytorch._structure import data_length
+from determined.pytorch._together import seed_rank, training_together
 from determined.pytorch._trial import PyTorchTrial, overrides
 from determined.pytorch._validation import Validation
 
@@ -48,10 +50,10 @@ class FitSettings:
     is_first_fit: bool
     """Whether `DET_LATEST_CHECKPOINT` would be for this fit, were the program started again."""
 
-    def plan(self, epoch_length: int | None, batches_trained: int) -> Plan:
-        """Return when to act, with training data of so many batches an epoch."""
+    def plan(self, epochs: Epochs, batches_trained: int) -> Plan:
+        """Return when to act, with training data of such epochs."""
         if self.test_mode:
-            return Plan(length=Batch(batches_trained + 1), every={}, epoch_length=epoch_length)
+            return Plan(length=Batch(batches_trained + 1), every={}, epochs=epochs)
         # In the order in which actions that fall on one batch must run.
         periods = {
             TrainBoundaryType.REPORT: self.reporting_period,
@@ -59,72 +61,95 @@ class FitSettings:
             TrainBoundaryType.CHECKPOINT: self.checkpoint_period,
         }
         every = {action: unit for action, unit in periods.items() if unit is not None}
-        return Plan(length=self.length, every=every, epoch_length=epoch_length)
+        return Plan(length=self.length, every=every, epochs=epochs)
 
 
 def run(trial: PyTorchTrial, context: PyTorchTrialContext, settings: FitSettings) -> None:
     """Train a trial as the settings say."""
     callbacks = Callbacks(trial.build_callbacks())
-    store = context.services.checkpoint.store
-    store.check()  # before the work that would be lost
-    store.clear_leftovers()
+    if context.distributed.is_chief:
+        context.services.checkpoint.store.check()  # before the work that would be lost
+        context.services.checkpoint.store.clear_leftovers()
     _take_over_seed(context)
     saved = _find_saved(context, settings.latest_checkpoint)
     progress = Progress()
     if saved is not None:
-        progress.load_state_dict(saved.state["loop"]["progress"])
+        with _checkpoint.reading(saved.path):
+            progress.load_state_dict(saved.state["loop"]["progress"])
     with _trial_scope(callbacks, progress.batches_trained, saved.uuid if saved else None):
-        stream, validation_data = _build_data(trial, context)
-        plan = settings.plan(stream.epoch_length, progress.batches_trained)
-        display = display_for(context.distributed.is_chief, progress, plan, _length_of(trial))
-        policy = _policy(context, settings, display)
-        window = MetricWindow()
-        parts: dict[str, Stateful] = {
-            "progress": progress,
-            "policy": policy,
-            "data": stream,
-            "window": window,
-            "reducers": context.reducers,
-        }
-        saver = Saver(type(trial), context, callbacks, progress, parts)
-        saver.check()
-        fetch = _go_to_position(context, saver, stream, progress, saved)
-        clock = Clock(progress, stream.epoch_length)
-        most_batches = 1 if settings.test_mode else None
-        with (
-            _following(context, clock),
-            display,
-            saver,
-            _after_batch(context, clock) as after_batch,
-            Timings(settings.profiler, context.services.profiler, context.device) as timings,
-        ):
-            Loop(
-                plan=plan,
-                progress=progress,
-                clock=clock,
-                fetch=fetch,
-                to_device=context.batch_mover(),
-                train_batch=trial.train_batch,
-                after_batch=after_batch,
-                validation=Validation(trial, context, callbacks, validation_data, most_batches, context.stopping),
-                saver=saver,
-                policy=policy,
-                callbacks=callbacks,
-                context=context,
-                services=context.services,
-                timings=timings,
-                display=display,
-                window=window,
-                validate_first=settings.step_zero_validation and progress.batches_trained == 0,
-            ).run()
-            _report_rest(context, timings, progress)
-        deleted = _collect_checkpoints(context, policy, saver)
-        _say_where(display, context, None if saver.latest in deleted else saver.latest, settings.is_first_fit)
+        _train(trial, context, settings, callbacks, progress, saved)
+
+
+def _train(
+    trial: PyTorchTrial,
+    context: PyTorchTrialContext,
+    settings: FitSettings,
+    callbacks: Callbacks,
+    progress: Progress,
+    saved: Saved | None,
+) -> None:
+    stream, validation_data = _build_data(trial, context)
+    share = _share_of(context, stream, progress, saved)
+    plan = settings.plan(stream.epochs, progress.batches_trained)
+    display = display_for(context.distributed, progress, plan, _length_of(trial))
+    policy = _policy(context, settings, display)
+    window = MetricWindow()
+    common: dict[str, Stateful] = {"progress": progress, "policy": policy}
+    own: dict[str, Saveable] = {"data": stream, "window": window, "reducers": context.reducers}
+    saver = Saver(type(trial), context, callbacks, progress, common, own)
+    saver.check()
+    fetch = _go_to_position(context, saver, stream, progress, window, saved, share)
+    clock = Clock(progress, stream.epochs)
+    stops = stops_of(context, progress)
+    most_batches = 1 if settings.test_mode else None
+    validation = Validation(trial, context, callbacks, validation_data, most_batches, stops.wanted)
+    with (
+        _following(context, clock),
+        display,
+        saver,
+        training_together(context),
+        _after_batch(context, clock) as after_batch,
+        Timings(settings.profiler, context.services.profiler, context.device) as timings,
+    ):
+        loop = Loop(
+            plan=plan,
+            progress=progress,
+            clock=clock,
+            fetch=fetch,
+            to_device=context.batch_mover(),
+            train_batch=trial.train_batch,
+            after_batch=after_batch,
+            validation=validation,
+            saver=saver,
+            policy=policy,
+            callbacks=callbacks,
+            context=context,
+            timings=timings,
+            display=display,
+            stops=stops,
+            window=window,
+            validate_first=settings.step_zero_validation and progress.batches_trained == 0,
+        )
+        with stops.following(loop.pulse):
+            loop.run()
+        _report_rest(context, timings, progress)
+    deleted = _collect_checkpoints(context, policy, saver)
+    _say_where(display, context, None if saver.latest in deleted else saver.latest, settings.is_first_fit)
+
+
+def _share_of(context: PyTorchTrialContext, stream: Stream, progress: Progress, saved: Saved | None) -> dict[str, Any]:
+    """Return what this rank has for itself in a checkpoint; the data goes to its position."""
+    if saved is None:
+        return {}
+    with _checkpoint.reading(saved.path):
+        share = _ranks_state.share_of(context, saved.state)
+        stream.load_state_dict(share.get("data", {}), progress.batches_trained)
+    return share
 
 
 def _take_over_seed(context: PyTorchTrialContext) -> None:
     """Follow a program that seeded torch after `init` and asked for no other seed."""
-    if (seed := context.seed_of_the_program()) is not None:
+    if (seed := context.distributed.broadcast(context.seed_of_the_program())) is not None:
         context.trial_seed = seed
         context.services.recording.put(tracking.SeedChanged(seed=seed))
 
@@ -138,6 +163,8 @@ def _report_rest(context: PyTorchTrialContext, timings: Timings, progress: Progr
 def _collect_checkpoints(context: PyTorchTrialContext, policy: CheckpointPolicy, saver: Saver) -> list[str]:
     """Delete what need not stay; a run that a signal stopped keeps the checkpoint to go on from."""
     services = context.services
+    if not context.distributed.is_chief:
+        return []
     return services.collect_checkpoints(policy.metric, saver.latest if services.preempt.signum is not None else None)
 
 
@@ -156,9 +183,12 @@ def _policy(context: PyTorchTrialContext, settings: FitSettings, display: Displa
 def _find_saved(context: PyTorchTrialContext, checkpoint: str | os.PathLike[str] | None) -> Saved | None:
     if checkpoint is None:
         return None
-    saved = find(context.services, checkpoint)
-    if saved is None:
+    saved = find(context.services, checkpoint) if context.distributed.is_chief else None
+    place = context.distributed.broadcast(None if saved is None else (saved.uuid, saved.path))
+    if place is None:
         return None
+    if saved is None:  # found and verified by the chief
+        saved = Saved(*place, _checkpoint.read(place[1]))
     loop, record = saved.state["loop"], context.services.recording.put
     steps = loop["progress"]["batches_trained"]
     unreported = loop.get("window", {}).get("count", 0)
@@ -212,33 +242,51 @@ def _note_failures(error: BaseException, failures: list[Exception]) -> None:
 
 
 def _go_to_position(
-    context: PyTorchTrialContext, saver: Saver, stream: Stream, progress: Progress, saved: Saved | None
+    context: PyTorchTrialContext,
+    saver: Saver,
+    stream: Stream,
+    progress: Progress,
+    window: MetricWindow,
+    saved: Saved | None,
+    share: Mapping[str, Any],
 ) -> Callable[[], Any]:
     """Put everything where training left off, and return the function that gets the next batch."""
     context.reset_reducers()
     if saved is not None:
         saver.restore(saved)
-        _match_epochs(progress, stream.epoch_length)
+        _match_epochs(progress, stream.epochs)
+        with _checkpoint.reading(saved.path):
+            _take_share(context, window, share)
     fetch = stream.open(progress.batches_trained, context.trial_seed)
-    if saved is not None:
-        # Last: opening the data may have drawn random numbers.
-        _checkpoint.restore_rng(context, saved.state)
+    if saved is None:
+        seed_rank(context)
+    else:
+        with _checkpoint.reading(saved.path):
+            _checkpoint.restore_rng(context, saved.state)  # last: opening the data may have drawn random numbers
         saved.state.clear()
     for model in context.models:
         model.train()
     return fetch
 
 
-def _match_epochs(progress: Progress, epoch_length: int | None) -> None:
-    epochs = progress.batches_trained // epoch_length if epoch_length else 0
-    if epochs != progress.epochs_trained:
+def _take_share(context: PyTorchTrialContext, window: MetricWindow, share: Mapping[str, Any]) -> None:
+    if "window" in share:
+        window.load_state_dict(share["window"])
+    if "reducers" in share:
+        context.reducers.load_state_dict(share["reducers"])
+    _checkpoint.restore_gradients(context, share["gradients"])
+
+
+def _match_epochs(progress: Progress, epochs: Epochs) -> None:
+    done = epochs.of(progress.batches_trained)
+    if done != progress.epochs_trained:
         warnings.warn(
             f"The checkpoint holds {progress.epochs_trained} epochs in {progress.batches_trained} batches, but with "
-            f"{epoch_length} batches an epoch there are {epochs}: the training data has another length now, so it goes "
+            f"{epochs.length} batches an epoch there are {done}: the training data has another length now, so it goes "
             "on at another place. Use the same data and batch size to continue exactly.",
             stacklevel=2,
         )
-        progress.epochs_trained = epochs
+        progress.epochs_trained = done
 
 
 def _build_data(trial: PyTorchTrial, context: PyTorchTrialContext) -> tuple[Stream, Any]:
@@ -247,13 +295,12 @@ def _build_data(trial: PyTorchTrial, context: PyTorchTrialContext) -> tuple[Stre
     if any(getattr(loader, "num_workers", 0) for loader in (training, validation)):
         # Workers are forked, and must not be while the other thread imports: they would inherit a held lock.
         context.services.recording.wait()
-    ranks = context.distributed
-    stream = stream_of(training, ranks.size, ranks.rank)
+    stream = stream_of(training, context.distributed)
     if isinstance(validation, DataLoader):
         # A whole data set is evaluated by the chief alone.
-        size, rank = (ranks.size, ranks.rank) if overrides(trial, "evaluate_batch") else (1, 0)
-        validation = validation.get_data_loader(num_replicas=size, rank=rank, seed=context.trial_seed)
-    if length_of(validation) == 0:
+        together = overrides(trial, "evaluate_batch")
+        validation = validation_loader(validation, context.distributed if together else None, context.trial_seed)
+    if length_of(validation) == 0 and context.distributed.size == 1:
         raise RuntimeError(
             "The validation data loader has no batches; check its data set, and batch_size with drop_last."
         )

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple, Protocol
 from determined import errors, storage
 from determined._home import home
 from determined.core._context import Context
-from determined.pytorch import _checkpoint, _code
+from determined.pytorch import _checkpoint, _code, _ranks_state
 from determined.pytorch._callback import Callbacks
 from determined.pytorch._context import PyTorchTrialContext
+from determined.pytorch._keeping import Shards
 from determined.pytorch._progress import Progress
 from determined.pytorch._snapshot import HostCopier
 from determined.pytorch._writer import BackgroundWriter
@@ -25,10 +26,14 @@ logger = logging.getLogger("determined.pytorch")
 ProgramFiles = tuple[_code.Program, list[pathlib.Path]]
 
 
-class Stateful(Protocol):
+class Saveable(Protocol):
     """A part of the loop whose state a checkpoint holds."""
 
     def state_dict(self) -> dict[str, Any]: ...
+
+
+class Stateful(Saveable, Protocol):
+    """A part of the loop that goes on by its saved state alone."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
@@ -95,6 +100,8 @@ def _resumable(folder: pathlib.Path) -> dict[str, Any]:
             f"The checkpoint in {folder} lacks {' and '.join(missing)}, without which training cannot go on; its "
             "models can be used with pytorch.load_trial_from_checkpoint_path()."
         )
+    with _checkpoint.reading(folder):
+        _ranks_state.check(state["loop"])
     return state
 
 
@@ -108,15 +115,18 @@ class Saver:
         callbacks: Callbacks,
         progress: Progress,
         loop_parts: Mapping[str, Stateful],
+        rank_parts: Mapping[str, Saveable],
     ) -> None:
         self._trial_class = trial_class
         self._context = context
         self._callbacks = callbacks
         self._progress = progress
         self._loop_parts = loop_parts
+        self._rank_parts = rank_parts
         self._copier = HostCopier()
         self._writer = BackgroundWriter()
-        self._unannounced: str | None = None
+        self._unshown: str | None = None
+        self._untold: str | None = None
         self.latest: str | None = None
         """The id of the checkpoint saved or loaded last."""
 
@@ -128,11 +138,28 @@ class Saver:
         self.wait()
         program = self._program  # found on this thread: git must not be started while another forks workers
         self._progress.last_ckpt = self._progress.batches_trained
+        shards = self._context.backend.keeper.shards()
+        if shards is not None:
+            self._context.backend.even_out(self._context.models)
+        per_rank = _ranks_state.gather(
+            self._context, {name: part.state_dict() for name, part in self._rank_parts.items()}, shards
+        )
         state = _checkpoint.snapshot(self._context)
         state["callbacks"] = self._callbacks.state_dict()
-        state["loop"] = {name: part.state_dict() for name, part in self._loop_parts.items()}
-        state["loop"] |= {"seed": self._context.trial_seed, "circumstances": _checkpoint.circumstances()}
+        loop: dict[str, Any] = {name: part.state_dict() for name, part in self._loop_parts.items()}
+        loop |= {"seed": self._context.trial_seed, "circumstances": _checkpoint.circumstances()}
+        state["loop"] = loop
+        if per_rank is not None:
+            _ranks_state.put_into(state, loop, per_rank)
         self._callbacks.run("on_checkpoint_save_start", state)
+        if shards is None:
+            self._begin_write(state, program)
+        else:
+            self._write(shards.take(state, ""), self._progress.batches_trained, program, shards)
+
+    def _begin_write(self, state: dict[str, Any], program: ProgramFiles) -> None:
+        if not self._context.distributed.is_chief:
+            return
         write = functools.partial(self._write, self._copier.copy(state), self._progress.batches_trained, program)
         if any(self._callbacks.wants(hook) for hook in ("on_checkpoint_write_end", "on_checkpoint_end")):
             write()
@@ -145,15 +172,24 @@ class Saver:
             states = {"callbacks": self._callbacks.state_dict(), **self._context.precision.state_dict()}
         except Exception:  # a callback may be able to tell its state only later
             return
-        _checkpoint.check(states)
+        shards = self._context.backend.keeper.shards()
+        _checkpoint.check(states if shards is None else shards.take(states, ""))
 
-    def announce(self) -> str | None:
-        """Return the id of a checkpoint that became complete since the last call, and tell the callbacks."""
-        if not self._writer.finished() or self._unannounced is None:
+    def completed(self) -> str | None:
+        """Return the id of a checkpoint that became complete since the last call."""
+        if not self._writer.finished():
             return None
-        uuid, self._unannounced = self._unannounced, None
-        self._callbacks.run("on_checkpoint_upload_end", uuid)
+        uuid, self._unshown = self._unshown, None
+        if self._context.distributed.size == 1:
+            self.tell_callbacks()
         return uuid
+
+    def tell_callbacks(self) -> None:
+        """Tell the callbacks of all ranks of a checkpoint that is complete. All ranks must call this."""
+        uuid, self._untold = self._context.distributed.broadcast(self._untold), None
+        if uuid is not None:
+            self.latest = uuid
+            self._callbacks.run("on_checkpoint_upload_end", uuid)
 
     def wait(self) -> None:
         """Wait until the checkpoint that is being written is complete."""
@@ -167,29 +203,33 @@ class Saver:
 
     def restore(self, saved: Saved) -> None:
         """Put the run into a saved state, all but random numbers, which opening the data may still draw."""
+        whole = {name: value for name, value in saved.state.items() if name not in ("loop", "gradients")}
+        saved.state.update(self._context.backend.keeper.attach(whole))
         self._callbacks.run("on_checkpoint_load_start", saved.state)
         _checkpoint.restore(self._context, saved.state)
         self._callbacks.load_state_dict(saved.state.get("callbacks", {}))
-        loop = saved.state["loop"]
-        for name, part in self._loop_parts.items():
-            if name in loop:
-                part.load_state_dict(loop[name])
+        with _checkpoint.reading(saved.path):
+            for name, part in self._loop_parts.items():
+                if name in saved.state["loop"]:
+                    part.load_state_dict(saved.state["loop"][name])
         self.latest = saved.uuid
 
-    def _write(self, state: dict[str, Any], steps: int, program: ProgramFiles) -> None:
+    def _write(self, state: dict[str, Any], steps: int, program: ProgramFiles, shards: Shards | None = None) -> None:
         self._copier.ready()
         checkpoints = self._context.services.checkpoint
         try:
-            with checkpoints.store_path(_checkpoint.metadata(steps)) as (folder, uuid):
-                with storage.errors_naming(folder):
-                    self._fill(folder, state, program)
+            with checkpoints.store_path(_checkpoint.metadata(steps), shard=shards is not None) as (folder, uuid):
+                if shards is not None:  # first, since all ranks must come here
+                    shards.write(folder)
                 if self._context.distributed.is_chief:
+                    with storage.errors_naming(folder):
+                        self._fill(folder, state, program)
                     self._callbacks.run("on_checkpoint_write_end", folder)
                     self._callbacks.run("on_checkpoint_end", str(folder))
         except errors.StorageException as error:
             safe = f"The last good checkpoint is {self.latest}." if self.latest else "There is none before it."
             raise errors.StorageException(f"The checkpoint of batch {steps} is not saved. {error} {safe}") from error
-        self.latest = self._unannounced = uuid
+        self.latest = self._unshown = self._untold = uuid
 
     def _fill(self, folder: pathlib.Path, state: dict[str, Any], program_files: ProgramFiles) -> None:
         program, files = program_files

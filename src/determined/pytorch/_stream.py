@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sized
 from typing import Any, Protocol
 
+from determined.core import DistributedContext
 from determined.pytorch import _rng
 from determined.pytorch._data import DataLoader, batches_of
-from determined.pytorch._order import in_epoch
+from determined.pytorch._order import Grouping, Start, in_epoch
+from determined.pytorch._progress import Epochs
+from determined.pytorch._structure import digest
 
 logger = logging.getLogger("determined.pytorch")
 
@@ -18,8 +22,10 @@ logger = logging.getLogger("determined.pytorch")
 class Stream(Protocol):
     """Endless training data that can tell, and go to, its position."""
 
-    epoch_length: int | None
-    """Batches an epoch; None if the data has no length."""
+    @property
+    def epochs(self) -> Epochs:
+        """Which batch belongs to which epoch; known for good once `load_state_dict` was called."""
+        ...
 
     def open(self, batches_trained: int, seed: int) -> Callable[[], Any]:
         """Go to the position after `batches_trained` batches and return the function that gets the next one."""
@@ -29,28 +35,72 @@ class Stream(Protocol):
         """Return what finding the position needs beyond the number of batches."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave; before `open`."""
+    def load_state_dict(self, state: dict[str, Any], batches_trained: int) -> None:
+        """Take over what `state_dict` gave after so many batches; before `open`."""
         ...
 
 
 class IndexedStream:
-    """Data with indices: the position is computed."""
+    """Data with indices: the position is computed, also when another number of ranks goes on."""
 
-    def __init__(self, loader: DataLoader, num_replicas: int, rank: int) -> None:
-        self._make = functools.partial(loader.get_data_loader, repeat=True, num_replicas=num_replicas, rank=rank)
-        self.epoch_length = length_of(self._make())
+    def __init__(self, loader: DataLoader, ranks: DistributedContext) -> None:
+        self._loader = loader
+        self._ranks = ranks
+        self._shares = unequal_batch_sizes(loader, ranks)
+        self._start = Start()
+        self._since = 0
+        self._make()  # refuses data of which no batch can be made
+
+    @property
+    def epochs(self) -> Epochs:
+        """Which batch belongs to which epoch."""
+        if self._grouping is None:
+            return Epochs(length=length_of(self._make()))
+        whole = self._grouping.batches()
+        passed = (self._start.epoch + 1) * whole - self._grouping.batches(self._start.items)
+        return Epochs(length=whole, ranks=self._stride, since=self._since, passed=passed)
 
     def open(self, batches_trained: int, seed: int) -> Callable[[], Any]:
         """Return the function that gets the next batch."""
-        return batches_of(self._make(skip=batches_trained, seed=seed)).__next__
+        return batches_of(self._make(seed=seed, skip=batches_trained - self._since)).__next__
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the number of batches says it all."""
-        return {}
+        """Return where these ranks began, and how they split the data: with the number of batches it says it all."""
+        position = {"since": self._since, "epoch": self._start.epoch, "items": self._start.items}
+        return {**position, "ranks": self._stride, "group": self._grouping.group} if self._grouping else {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over nothing."""
+    def load_state_dict(self, state: dict[str, Any], batches_trained: int) -> None:
+        """Go on where those ranks had come to; if they split the data otherwise, count from there."""
+        if self._grouping is None or "group" not in state:  # one process, from the first batch on
+            return
+        self._start, self._since = Start(state["epoch"], state["items"]), state["since"]
+        if (state["ranks"], state["group"]) != (self._stride, self._grouping.group):
+            before = dataclasses.replace(self._grouping, group=state["group"])
+            trained = (batches_trained - self._since) * state["ranks"]
+            self._start, self._since = before.after(self._start, trained), batches_trained
+
+    @functools.cached_property
+    def _grouping(self) -> Grouping | None:
+        grouping = self._loader.grouping
+        if grouping is None or self._shares is None:
+            return grouping
+        return Grouping(grouping.items, sum(self._shares), drop_last=True)
+
+    @property
+    def _stride(self) -> int:
+        """Batches of the loader that a batch of all ranks takes."""
+        return self._ranks.size if self._shares is None else 1
+
+    def _make(self, seed: int | None = None, skip: int = 0) -> Any:
+        return self._loader.torch_loader(
+            seed,
+            repeat=True,
+            skip=skip,
+            num_replicas=self._ranks.size,
+            rank=self._ranks.rank,
+            start=self._start,
+            shares=self._shares,
+        )
 
 
 class PassStream:
@@ -66,8 +116,8 @@ class PassStream:
         self._restored = False
         self._in_pass = 0
         self._passes = 0
-        self.epoch_length = length_of(loader)
-        if self.epoch_length == 0:
+        self.epochs = Epochs(length=length_of(loader))
+        if self.epochs.length == 0:
             raise ValueError(
                 f"The training data loader has no batches: the length of {loader!r} is 0. Give it more data or a "
                 "smaller batch size."
@@ -76,7 +126,7 @@ class PassStream:
     def open(self, batches_trained: int, seed: int) -> Callable[[], Any]:
         """Go to the position and return the function that gets the next batch."""
         if batches_trained and not self._restored:
-            length = self.epoch_length
+            length = self.epochs.length
             self._passes, self._in_pass = divmod(batches_trained, length) if length else (0, batches_trained)
         batches = self._endless(seed)
         if not (self._keeper and self._restored):
@@ -88,7 +138,7 @@ class PassStream:
         own = {"loader": self._keeper.state_dict()} if self._keeper else {}
         return {"passes": self._passes, "in_pass": self._in_pass, **own}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], batches_trained: int) -> None:
         """Take over a position."""
         if "in_pass" not in state:
             return
@@ -96,6 +146,11 @@ class PassStream:
         self._restored = True
         if self._keeper and "loader" in state:
             self._keeper.load_state_dict(state["loader"])
+
+    def begin_anew(self) -> None:
+        """Begin a pass, whatever was trained before."""
+        self._restored = True
+        self._passes = self._in_pass = 0
 
     def _endless(self, seed: int) -> Iterator[Any]:
         while True:
@@ -133,11 +188,78 @@ class PassStream:
                 next(batches)
 
 
-def stream_of(loader: Any, num_replicas: int, rank: int) -> Stream:
-    """Return the training stream over what `build_training_data_loader` gave."""
+class RankStream:
+    """Data that each rank iterates by itself, watched for ranks that train on the same.
+
+    An epoch ends for all ranks where it ends for the one with the fewest batches.
+    """
+
+    def __init__(self, own: PassStream, ranks: DistributedContext) -> None:
+        self._own = own
+        self._ranks = ranks
+        lengths = ranks.allgather(own.epochs.length)
+        known = [length for length in lengths if length is not None]
+        self.epochs = Epochs(length=min(known) if len(known) == len(lengths) else None)
+
+    def open(self, batches_trained: int, seed: int) -> Callable[[], Any]:
+        """Go to the position and return the function that gets the next batch."""
+        return self._watched(self._own.open(batches_trained, seed)).__next__
+
+    def _watched(self, fetch: Callable[[], Any]) -> Iterator[Any]:
+        first = fetch()
+        digests = self._ranks.allgather(digest(first))
+        if digests[0] is not None and len(set(digests)) == 1 and self._ranks.is_chief:
+            logger.warning(
+                "All %d ranks begin with the same batch: this data loader shards nothing by itself, so every sample "
+                "is trained on by every rank. Give each rank its own part, for example by "
+                "`itertools.islice(samples, context.distributed.rank, None, context.distributed.size)` in the data "
+                "set, or use a map-style data set in a determined.pytorch.DataLoader.",
+                self._ranks.size,
+            )
+        yield first
+        while True:
+            yield fetch()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's position."""
+        return {**self._own.state_dict(), "ranks": self._ranks.size}
+
+    def load_state_dict(self, state: dict[str, Any], batches_trained: int) -> None:
+        """Take over this rank's position, if as many ranks as now left theirs."""
+        if state.get("ranks") == self._ranks.size:
+            self._own.load_state_dict(state, batches_trained)
+            return
+        logger.warning(
+            "The checkpoint was saved by %s processes, and %d go on: data that each rank iterates by itself cannot be "
+            "split anew in the middle of a pass, so each rank begins a new pass.",
+            state.get("ranks", 1),
+            self._ranks.size,
+        )
+        self._own.begin_anew()
+
+
+def stream_of(loader: Any, ranks: DistributedContext) -> Stream:
+    """Return the training stream over what `build_training_data_loader` gave. All ranks must call this."""
     if isinstance(loader, DataLoader) and not loader.is_iterable:
-        return IndexedStream(loader, num_replicas, rank)
-    return PassStream(loader.get_data_loader() if isinstance(loader, DataLoader) else loader)
+        return IndexedStream(loader, ranks)
+    own = PassStream(loader.get_data_loader() if isinstance(loader, DataLoader) else loader)
+    return own if ranks.size == 1 else RankStream(own, ranks)
+
+
+def validation_loader(loader: DataLoader, ranks: DistributedContext | None, seed: int) -> Any:
+    """Return the torch loader of this rank's part of the validation data; without ranks, of all of it."""
+    if ranks is None or loader.is_iterable:
+        return loader.get_data_loader(seed=seed)
+    shares = unequal_batch_sizes(loader, ranks)
+    return loader.torch_loader(seed, num_replicas=ranks.size, rank=ranks.rank, shares=shares)
+
+
+def unequal_batch_sizes(loader: DataLoader, ranks: DistributedContext) -> list[int] | None:
+    """Return the batch sizes of all ranks if they differ, else None. All ranks must call this."""
+    if ranks.size == 1:
+        return None
+    sizes = ranks.allgather(loader.batch_size or 0)  # 0 where a batch sampler decides
+    return sizes if len(set(sizes)) > 1 and all(sizes) else None
 
 
 def _position_keeper(loader: Any) -> Any:

@@ -18,10 +18,11 @@ from determined._info import ClusterInfo, get_cluster_info
 from determined.core._context import TensorboardMode, open_context
 from determined.core._recording import RunFacts
 from determined.pytorch import _rng
-from determined.pytorch._backend import choose_backend
+from determined.pytorch._backend import Backend
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._plan import Batch, Epoch, TrainUnit
 from determined.pytorch._policy import POLICIES
+from determined.pytorch._process_group import joined
 from determined.pytorch._profile import ProfilerSettings
 from determined.pytorch._run import FitSettings, run
 from determined.pytorch._trial import PyTorchTrial, check_evaluation
@@ -54,12 +55,24 @@ def init(
     _check_init(hparams, exp_conf, distributed, aggregation_frequency)
     info = get_cluster_info()
     config, values = (info.trial._config, info.trial.hparams) if info else (exp_conf, hparams)
-    backend = choose_backend()
-    seed = _seed(info, config)
+    with joined(distributed) as (ranks, backend):
+        yield from _context_of(ranks, backend, info, config, values, aggregation_frequency, enable_tensorboard_logging)
+
+
+def _context_of(
+    ranks: core.DistributedContext,
+    backend: Backend,
+    info: ClusterInfo | None,
+    config: Mapping[str, Any] | None,
+    values: Mapping[str, Any] | None,
+    aggregation_frequency: int,
+    enable_tensorboard_logging: bool,
+) -> Iterator[PyTorchTrialContext]:
+    seed = _seed(info, config, ranks)
     facts = RunFacts(name=_name(config), config=config, hparams=values or {}, seed=seed)
     mode = TensorboardMode.AUTO if enable_tensorboard_logging else TensorboardMode.MANUAL
     with open_context(
-        distributed=distributed,
+        distributed=ranks,
         checkpoint_storage=(config or {}).get("checkpoint_storage"),
         tensorboard_mode=mode,
         facts=facts,
@@ -183,19 +196,25 @@ def _check_init(hparams: Any, exp_conf: Any, distributed: Any, aggregation_frequ
         )
 
 
-def _seed(info: ClusterInfo | None, config: Mapping[str, Any] | None) -> int:
+def _seed(info: ClusterInfo | None, config: Mapping[str, Any] | None, ranks: core.DistributedContext) -> int:
     """Return the seed of the run, and seed everything with it unless the program has seeded torch itself."""
+    seed, is_drawn = ranks.broadcast(_seed_of_chief(info, config))
+    if is_drawn:
+        _rng.seed_all(seed)
+        _NOT_BY_THE_PROGRAM.add(seed)
+    return seed
+
+
+def _seed_of_chief(info: ClusterInfo | None, config: Mapping[str, Any] | None) -> tuple[int, bool]:
+    """Return a seed, and whether to seed everything with it."""
     given = _given_seed(info, config)
     if given is None and (own := torch.initial_seed()) not in _NOT_BY_THE_PROGRAM:
-        return own % 2**31
+        return own % 2**31, False
     if given is not None and (isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < 2**32):
         raise ValueError(
             f"exp_conf['reproducibility']['experiment_seed']={given!r}: a seed is an int from 0 to 2**32 - 1."
         )
-    seed = secrets.randbits(31) if given is None else given
-    _rng.seed_all(seed)
-    _NOT_BY_THE_PROGRAM.add(seed)
-    return seed
+    return (secrets.randbits(31) if given is None else given), True
 
 
 def _given_seed(info: ClusterInfo | None, config: Mapping[str, Any] | None) -> Any:

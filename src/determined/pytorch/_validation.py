@@ -16,7 +16,7 @@ from determined.pytorch._callback import Callbacks
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data import batches_of
 from determined.pytorch._metrics import MetricWindow
-from determined.pytorch._plan import ShouldExit
+from determined.pytorch._plan import Stopped
 from determined.pytorch._reducer import REDUCTIONS, Reducer
 from determined.pytorch._trial import PyTorchTrial, evaluate_batch_of, overrides
 
@@ -39,6 +39,8 @@ class Validation:
         self._loader = loader
         self._most_batches = most_batches
         self._stopping = stopping
+        self.batches_seen = 0
+        """Counts all batches of all validations."""
         self._by_batch = overrides(trial, "evaluate_batch")
         if self._by_batch:
             check_reducers(trial.evaluation_reducer())
@@ -51,13 +53,13 @@ class Validation:
     def run(self) -> dict[str, Any]:
         """Return the metrics of a validation. Models are in evaluation mode meanwhile.
 
-        When asked to stop it raises `ShouldExit` after a batch and leaves no trace in random numbers and reducers,
+        When asked to stop it raises `Stopped` after a batch and leaves no trace in random numbers and reducers,
         so that the same validation can follow a resume.
         """
         before = _rng.get_state()
         try:
             return self._run()
-        except ShouldExit:
+        except Stopped:
             _rng.set_state(before)
             self._context.reset_reducers()
             raise
@@ -67,6 +69,7 @@ class Validation:
         self._context.reset_reducers()
         for model in self._context.models:
             model.eval()
+        self._context.backend.even_out(self._context.models)
         with torch.no_grad():
             metrics = self._evaluate_batches() if self._by_batch else self._evaluate_all()
         metrics |= self._context.reduce_metrics(for_training=False)
@@ -75,6 +78,12 @@ class Validation:
         return metrics
 
     def _evaluate_all(self) -> dict[str, Any]:
+        # Where a forward pass needs all ranks, all evaluate the same.
+        evaluates = self._context.distributed.is_chief or self._context.backend.computes_together
+        metrics = self._evaluated_whole() if evaluates else {}
+        return self._context.distributed.broadcast(metrics)
+
+    def _evaluated_whole(self) -> dict[str, Any]:
         metrics = self._trial.evaluate_full_dataset(self._loader)
         if not isinstance(metrics, Mapping):
             raise TypeError(f"evaluate_full_dataset() returned {metrics!r}; return a dict of metrics.")
@@ -84,19 +93,26 @@ class Validation:
 
     def _evaluate_batches(self) -> dict[str, Any]:
         self._callbacks.run("on_validation_epoch_start")
-        outputs = self._outputs(itertools.islice(batches_of(self._loader), self._most_batches))
+        own = self._outputs(itertools.islice(batches_of(self._loader), self._most_batches))
+        if own is not None and self._callbacks.wants("on_validation_epoch_end"):
+            self._callbacks.run("on_validation_epoch_end", list(own))
+        per_rank = [columns for columns in self._context.distributed.allgather(own) if columns is not None]
+        if len(per_rank) < self._context.distributed.size:  # a rank was asked to stop
+            raise Stopped
+        outputs = per_rank[0] if len(per_rank) == 1 else BatchColumns.interleaved(per_rank)
         if not outputs:
             raise RuntimeError(
                 "The validation data loader has no batches; check the data set, and batch_size with drop_last."
             )
-        if self._callbacks.wants("on_validation_epoch_end"):
-            self._callbacks.run("on_validation_epoch_end", list(outputs))
+        _check_names(per_rank)
         return combined(outputs, self._trial.evaluation_reducer())
 
-    def _outputs(self, batches: Iterable[Any]) -> BatchColumns:
+    def _outputs(self, batches: Iterable[Any]) -> BatchColumns | None:
+        """Return the metrics of this rank's batches; None if it was asked to stop."""
         evaluate, move = evaluate_batch_of(self._trial), self._context.batch_mover()
         window = MetricWindow()
-        for index, batch in enumerate(batches):
+        rounds = self._context.backend.rounds(batches, self._stopping)
+        for index, batch in enumerate(rounds):
             metrics = evaluate(move(batch), index)
             if type(metrics) is not dict:
                 _check_output(metrics)
@@ -108,9 +124,18 @@ class Validation:
                     "for the first; return the same names for every batch."
                 )
             window.add(metrics)
-            if self._stopping():
-                raise ShouldExit
-        return window.take()
+            self.batches_seen += 1
+        return None if rounds.stopped else window.take()
+
+
+def _check_names(per_rank: Sequence[BatchColumns]) -> None:
+    names = [sorted(columns.columns) for columns in per_rank if len(columns)]
+    for other in names[1:]:
+        if other != names[0]:
+            raise ValueError(
+                f"evaluate_batch() returned the metrics {other} on one rank, but {names[0]} on another; return the "
+                "same names for every batch."
+            )
 
 
 def _check_output(metrics: Any) -> None:

@@ -1,0 +1,1 @@
+"""Start the processes of one training; see `python -m determined.launch.torch_distributed --help`."""

@@ -1,0 +1,71 @@
+"""How the ranks of one machine ended, and what follows from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+
+_STOPPED = {128 + signal.SIGTERM, 128 + signal.SIGINT}
+_SIGNAL_NAMES = {int(which): which.name for which in signal.Signals}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class End:
+    """How the program of one rank ended."""
+
+    rank: int
+    code: int
+    """As `subprocess` gives it: that of a program that a signal killed is negative."""
+    time: float
+    by_launcher: bool = False
+    """Whether it died of a signal that the launcher had passed on."""
+
+    @property
+    def status(self) -> int:
+        """The exit status by the convention of shells."""
+        return self.code if self.code >= 0 else 128 - self.code
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the program ended neither well nor because it was asked to stop."""
+        return self.code != 0 and self.code not in _STOPPED and not self.by_launcher
+
+    def __str__(self) -> str:
+        if self.code >= 0:
+            return f"ended with exit code {self.code}"
+        name = _SIGNAL_NAMES.get(-self.code, f"signal {-self.code}")
+        hint = " (the kernel does so when memory runs out)" if -self.code == signal.SIGKILL else ""
+        return f"was killed by {name}{hint}"
+
+
+class Ends:
+    """The ends of one attempt, as they come in."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._all: list[End] = []
+
+    def add(self, end: End) -> None:
+        """Take note of one."""
+        self._all.append(end)
+
+    @property
+    def are_all_in(self) -> bool:
+        """Whether every rank of this machine has ended."""
+        return len(self._all) >= self._size
+
+    @property
+    def failure(self) -> End | None:
+        """The first rank that failed; others often fail in its wake."""
+        return min((end for end in self._all if end.is_failure), key=lambda end: end.time, default=None)
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether ranks ended because they were asked to, and none failed."""
+        return self.failure is None and any(end.code for end in self._all)
+
+    @property
+    def status(self) -> int:
+        """The exit status of the first rank that ended with another one than 0."""
+        first = min((end for end in self._all if end.code), key=lambda end: end.time, default=None)
+        return 0 if first is None else first.status

@@ -1,0 +1,129 @@
+"""What an experiment config says about the training of one trial."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import pathlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from determined.pytorch import Batch, Epoch, TrainUnit
+
+# fmt: off
+_KEYS = (
+    "bind_mounts", "checkpoint_policy", "checkpoint_storage", "data", "data_layer", "debug", "description",
+    "entrypoint", "environment", "hyperparameters", "integrations", "labels", "log_policies", "max_restarts",
+    "min_checkpoint_period", "min_validation_period", "name", "optimizations", "pbs", "perform_initial_validation",
+    "pod_spec", "preemption_timeout", "profiling", "project", "records_per_epoch", "registry_auth", "reproducibility",
+    "resources", "retention_policy", "scheduling_unit", "searcher", "slurm", "workspace",
+)
+# fmt: on
+_RANGES = ("int", "double", "log", "categorical")
+# YAML 1.1, which the library reads, takes 1e-3 for a text; people mean the number.
+_FLOAT = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+")
+
+
+def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the experiment config in a file of YAML or JSON."""
+    try:
+        text = pathlib.Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--config {path}: it cannot be read ({error}).") from None
+    config = _parse(text, path)
+    if not isinstance(config, dict):
+        raise ValueError(f"--config {path}: an experiment config is a map of keys and values, not {config!r}.")
+    for key in config:
+        if key not in _KEYS:
+            near = difflib.get_close_matches(str(key), _KEYS, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; the keys are {', '.join(_KEYS)}."
+            raise ValueError(f"--config {path}: there is no key {key!r} in an experiment config{hint}")
+    return config
+
+
+def constants(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyperparameters of a config that leaves none to a search."""
+    return {name: _constant(value, name) for name, value in section(config, "hyperparameters").items()}
+
+
+def length_of(config: Mapping[str, Any], batch_size: Callable[[], int]) -> TrainUnit:
+    """Return how long the searcher wants the trial to train; `batch_size` gives the global one if need be."""
+    searcher = section(config, "searcher")
+    if searcher.get("max_length") is not None:
+        length = _unit(searcher["max_length"], "searcher.max_length", batch_size)
+    elif searcher.get("max_time") is not None and searcher.get("time_metric") in ("batches", "epochs"):
+        value = {searcher["time_metric"]: searcher["max_time"]}
+        length = _unit(value, "searcher.max_time", batch_size)
+    else:
+        raise ValueError(
+            "The experiment config does not say how long to train; write, for example, "
+            "searcher: {max_length: {epochs: 3}}."
+        )
+    if length is None:
+        raise ValueError("searcher.max_length in the experiment config is 0; write a length of at least 1.")
+    return length
+
+
+def period_of(config: Mapping[str, Any], name: str, batch_size: Callable[[], int]) -> TrainUnit | None:
+    """Return a period of the config; None if it is left out or 0, which means at the end only."""
+    return None if config.get(name) is None else _unit(config[name], name, batch_size)
+
+
+def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a part of the config, empty if it is left out."""
+    value = config.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError(f"{name}={value!r} in the experiment config is not a map of keys and values.")
+    return value or {}
+
+
+def _parse(text: str, path: str | os.PathLike[str]) -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Reads numbers as YAML 1.2 does, and dates as the texts that they are in JSON."""
+
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, form) for tag, form in forms if tag != "tag:yaml.org,2002:timestamp"]
+        for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^{_FLOAT.pattern}$"), list("-+.0123456789"))
+    try:
+        return json.loads(json.dumps(yaml.load(text, Loader)))
+    except yaml.YAMLError as error:
+        raise ValueError(f"--config {path}: it is not YAML. {error}") from None
+    except TypeError as error:
+        raise ValueError(f"--config {path}: it holds something that JSON has no word for. {error}.") from None
+
+
+def _constant(value: Any, name: str) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    kind = value.get("type")
+    if kind == "const":
+        return value.get("val")
+    if kind in _RANGES:
+        raise ValueError(
+            f"hyperparameters.{name} in the experiment config is a range to search in ({kind}), but one trial needs "
+            f"one value; write {name}: 0.1, for example."
+        )
+    return {inner: _constant(its, f"{name}.{inner}") for inner, its in value.items()}
+
+
+def _unit(value: Any, name: str, batch_size: Callable[[], int]) -> TrainUnit | None:
+    unit, number = "batches", value
+    if isinstance(value, Mapping) and len(value) == 1:
+        ((unit, number),) = value.items()
+    is_number = isinstance(number, int) and not isinstance(number, bool) and number >= 0
+    if not is_number or unit not in ("batches", "epochs", "records"):
+        raise ValueError(
+            f"{name}={value!r} in the experiment config is not a length; write {{batches: n}}, {{epochs: n}} or "
+            "{records: n}."
+        )
+    if number == 0:
+        return None
+    if unit == "records":
+        return Batch(max(number // batch_size(), 1))
+    return Epoch(number) if unit == "epochs" else Batch(number)

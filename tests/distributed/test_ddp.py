@@ -1,0 +1,64 @@
+"""Several processes train one trial: the same weights and metrics as a plain loop over the same data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ranks
+from determined import pytorch
+from determined.pytorch import Batch
+from trials import assert_same, fit, line_data, records
+
+
+def weights_after(batches: int, **init: Any) -> Any:
+    trial = fit(max_length=Batch(batches), init=init)
+    return {name: value.clone() for name, value in trial.model.state_dict().items()}
+
+
+def global_batches(size: int, count: int) -> list[Any]:
+    """Return, for each batch of all ranks, those of each rank."""
+    loader = pytorch.DataLoader(line_data(), batch_size=4, shuffle=True).get_data_loader(repeat=True, seed=5)
+    batches = iter(loader)
+    return [[next(batches) for _ in range(size)] for _ in range(count)]
+
+
+def plain_weights(size: int, count: int) -> dict[str, torch.Tensor]:
+    """Train as one process on the mean of the losses of all ranks' batches."""
+    torch.manual_seed(11)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for parts in global_batches(size, count):
+        losses = [nn.functional.mse_loss(model(x), y) for x, y in parts]
+        (sum(losses) / size).backward()  # type: ignore[union-attr]
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_train_what_one_process_would_on_all_their_batches(size: int) -> None:
+    per_rank = ranks.run(weights_after, size, 5)
+    for one in per_rank[1:]:
+        assert_same(one, per_rank[0])
+    for name, expected in plain_weights(size, 5).items():
+        torch.testing.assert_close(per_rank[0][name], expected)
+
+
+def test_metrics_are_those_of_all_ranks() -> None:
+    ranks.run(weights_after, 2, 3)
+    (training,) = records().metrics(1, "training")
+    torch.manual_seed(11)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    seen = []
+    for parts in global_batches(2, 3):
+        losses = [nn.functional.mse_loss(model(x), y) for x, y in parts]
+        seen += [loss.item() for loss in losses]
+        (sum(losses) / 2).backward()  # type: ignore[union-attr]
+        optimizer.step()
+        optimizer.zero_grad()
+    assert training.metrics["loss"] == pytest.approx(sum(seen) / len(seen), rel=1e-6)

@@ -1,0 +1,150 @@
+"""What ranks that the launcher starts write, and how it ends when they do."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from determined.launch._keeper import Lines
+from determined.launch.torch_distributed import main
+
+TWO = ["--nproc-per-node", "2", "--"]
+
+
+def test_every_line_names_its_rank_and_arguments_arrive_as_they_are(
+    script: Callable[[str], str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(9))
+    name = script(
+        "import os, sys\n"
+        "print('got', sys.argv[1:])\n"
+        "print(os.environ['OMP_NUM_THREADS'], 'threads', file=sys.stderr)\n"
+        "print('no end', end='')"
+    )
+    arguments = ["--lr", "1", "--nproc-per-node", "7", "--", "$$x ${local_rank}"]
+    assert main([*TWO, name, *arguments]) == 0
+    written = capfd.readouterr()
+    assert sorted(written.out.splitlines()) == [
+        line for rank in "01" for line in sorted([f"[rank={rank}] got {arguments}", f"[rank={rank}] no end"])
+    ]
+    assert sorted(written.err.splitlines()) == ["[rank=0] 4 threads", "[rank=1] 4 threads"]
+
+
+def test_long_lines_of_many_ranks_stay_whole_in_a_pipe(
+    script: Callable[[str], str], start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    name = script("import os\nfor _ in range(9): os.write(1, os.environ['RANK'].encode() * 150_000 + b'\\n')")
+    lines = start("--nproc-per-node", "3", "--", name).communicate(timeout=60)[0].splitlines()
+    assert sorted(lines) == [f"[rank={rank}] {rank * 150_000}" for rank in "012" for _ in range(9)]
+
+
+def test_one_process_needs_no_prefix_and_any_program_runs(
+    project: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sh", "-c", "echo $LOCAL_WORLD_SIZE of $WORLD_SIZE"]) == 0
+    written = capfd.readouterr()
+    assert written.out == "1 of 1\n"
+    assert "--nproc-per-node 4 --" in written.err
+
+
+def test_exit_code_of_the_failed_rank_is_kept_and_the_others_are_ended(
+    script: Callable[[str], str], project: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name = script(
+        "import os, pathlib, sys, time\n"
+        "pathlib.Path(os.environ['RANK']).write_text(str(os.getpid()))\n"
+        "if os.environ['RANK'] == '1': sys.exit(7)\n"
+        "time.sleep(600)"
+    )
+    assert main([*TWO, name]) == 7
+    assert "rank 1 failed first: it ended with exit code 7. Host: " in capfd.readouterr().err
+    assert not any(is_running(int(file.read_text())) for file in (project / "0", project / "1"))
+
+
+def is_running(pid: int) -> bool:
+    return pathlib.Path(f"/proc/{pid}").exists()
+
+
+def test_rank_that_is_killed_gives_the_status_of_its_signal(
+    script: Callable[[str], str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    # The other one fails in its wake, as a rank does whose peer is gone.
+    name = script(
+        "import os, signal, socket, sys\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    with socket.socket(socket.AF_UNIX) as s:\n"
+        "        s.bind('peer'); s.listen()\n"
+        "        link = s.accept()[0]\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import contextlib\n"
+        "link = socket.socket(socket.AF_UNIX)\n"
+        "while True:\n"
+        "    with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):\n"
+        "        link.connect('peer'); break\n"
+        "link.recv(1)\n"
+        "sys.exit(1)"
+    )
+    assert main([*TWO, name]) == 128 + 9
+    said = capfd.readouterr().err
+    assert "rank 1 failed first: it was killed by SIGKILL" in said
+    assert said.count("failed first") == 1
+
+
+def test_rank_whose_traceback_came_first_is_named_however_long_it_takes_to_end(
+    script: Callable[[str], str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    name = script(
+        "import atexit, os, pathlib, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    def end():\n"
+        "        while not pathlib.Path('over').exists(): time.sleep(0.01)\n"
+        "        time.sleep(0.2)\n"
+        "    atexit.register(end)\n"
+        "    pathlib.Path('broken').touch()\n"
+        "    raise ValueError('broken here')\n"
+        "while not pathlib.Path('broken').exists(): time.sleep(0.01)\n"
+        "time.sleep(0.5)\n"
+        "atexit.register(pathlib.Path('over').touch)\n"
+        "raise OSError('the peer is gone')"
+    )
+    assert main([*TWO, name]) == 1
+    said = capfd.readouterr().err
+    assert "[rank=1] ValueError: broken here" in said
+    assert "rank 1 failed first: it ended with exit code 1" in said
+
+
+def test_ranks_start_again_as_often_as_asked(script: Callable[[str], str], capfd: pytest.CaptureFixture[str]) -> None:
+    name = script(
+        "import os, sys\n"
+        "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "print('attempt', attempt)\n"
+        "sys.exit(3 if attempt == '0' else 0)"
+    )
+    assert main(["--nproc-per-node", "2", "--max-restarts", "1", "--", name]) == 0
+    assert sorted(set(capfd.readouterr().out.splitlines())) == [f"[rank={r}] attempt {a}" for r in "01" for a in "01"]
+
+
+@given(st.lists(st.binary() | st.sampled_from([b"\r", b"\n", b"\r\n", b"text"]), max_size=30))
+def test_lines_hold_all_that_was_written(pieces: list[bytes]) -> None:
+    lines = Lines(b"[rank=3] ")
+    written = b"".join(lines.feed(piece) for piece in pieces) + lines.end()
+    whole = b"".join(pieces)
+    found = re.findall(rb"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$", whole)
+    ended = [line if line.endswith((b"\r", b"\n")) else line + b"\n" for line in found]
+    if whole.endswith(b"\r"):
+        ended[-1] = ended[-1].removesuffix(b"\r") + b"\n"
+    assert written == b"".join(b"[rank=3] " + line for line in ended)
+
+
+def test_line_without_an_end_is_not_kept_for_ever() -> None:
+    lines = Lines(b"> ")
+    written = b"".join(lines.feed(b"x" * 65536) for _ in range(40))
+    assert written.replace(b"> ", b"").replace(b"\n", b"") == b"x" * (written.count(b"x"))
+    assert written.count(b"\n") == 2
