@@ -9,11 +9,12 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := .demo
 
-.PHONY: help venv demo test torture lint format docs bench clean
+.PHONY: help venv demo test coverage torture lint format docs bench clean
 
 help:
 	@echo "make demo     train the digits example to 97 % accuracy and show its record and learning curves"
 	@echo "make test     check style and types, then run the tests"
+	@echo "make coverage run the tests and show which lines they reach"
 	@echo "make torture  kill a training 200 times and check that it ends with the same bits; start 100 jobs (minutes)"
 	@echo "make lint     check style and types only"
 	@echo "make format   rewrite the sources in the project's style"
@@ -41,6 +42,9 @@ demo: $(INSTALLED)
 	@echo "The learning curves are in $(DEMO)/learning-curves.png, everything else of the run in $(DEMO)/."
 
 test: lint
+	$(BIN)/python -m pytest -n $(TEST_WORKERS)
+
+coverage: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --cov --cov-report=term
 
 # Sweeps over every system call too where there is strace, and cuts the power where it may mount a disk (77: it may not).

@@ -62,3 +62,35 @@ def test_metrics_are_those_of_all_ranks() -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert training.metrics["loss"] == pytest.approx(sum(seen) / len(seen), rel=1e-6)
+
+
+def plain_ddp(batches: int) -> Any:
+    """Train by a plain DDP loop on the batches that this rank would get."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(11)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    losses = []
+    for parts in global_batches(size, batches):
+        x, y = parts[rank]
+        loss = nn.functional.mse_loss(model(x), y)
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = {name: value.clone() for name, value in model.module.state_dict().items()}
+    gathered: list[Any] = [None] * size
+    dist.all_gather_object(gathered, losses)
+    del model
+    dist.destroy_process_group()
+    return weights, sum(map(sum, gathered)) / (size * batches)
+
+
+def test_two_ranks_end_with_the_bits_of_a_plain_ddp_loop() -> None:
+    ours = ranks.run(weights_after, 2, 6)
+    (expected, loss), _ = ranks.run(plain_ddp, 2, 6)
+    assert_same(ours[0], expected)
+    assert records().metrics(1, "training")[-1].metrics["loss"] == pytest.approx(loss, rel=1e-12)

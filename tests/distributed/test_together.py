@@ -381,3 +381,15 @@ def loss_of_one_rank(value: float) -> float:
 def test_metric_that_is_not_finite_on_one_rank_is_so_for_all() -> None:
     ranks.run(loss_of_one_rank, 2, math.nan)
     assert math.isnan(records().metrics(1, "training")[0].metrics["own"])
+
+
+class CompiledTrial(LineTrial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        context.experimental.use_compile(backend="eager")
+        super().__init__(context)
+
+
+def test_compiled_models_are_trained_together() -> None:
+    compiled = ranks.run(trained, 2, CompiledTrial)
+    plain = ranks.run(trained, 2, LineTrial)
+    assert_same(compiled, plain)

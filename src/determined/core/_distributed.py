@@ -21,7 +21,7 @@ from determined.core._spoke import Spoke
 T = TypeVar("T")
 
 TIMEOUT_VARIABLE = "DET_DISTRIBUTED_TIMEOUT"
-DEFAULT_TIMEOUT = 600.0
+DEFAULT_TIMEOUT = 1800.0
 
 
 class DistributedContext:
@@ -36,7 +36,7 @@ class DistributedContext:
     all of them. With one process every collective returns at once and needs no network, so address and ports have
     no effect.
 
-    Every wait ends after `timeout` seconds (default: `DET_DISTRIBUTED_TIMEOUT`, else 600) with
+    Every wait ends after `timeout` seconds (default: `DET_DISTRIBUTED_TIMEOUT`, else 1800) with
     `errors.PeerLostException`, which also comes at once when another process is gone.
     """
 
@@ -259,7 +259,7 @@ class DistributedContext:
 
 
 def timeout_seconds(timeout: float | None = None) -> float:
-    """Return how long to wait for other ranks: what is given, else what `DET_DISTRIBUTED_TIMEOUT` says, else 600."""
+    """Return how long to wait for other ranks: what is given, else what `DET_DISTRIBUTED_TIMEOUT` says, else 1800."""
     text = os.environ.get(TIMEOUT_VARIABLE) if timeout is None else None
     given = f"DistributedContext(timeout={timeout!r})" if text is None else f"{TIMEOUT_VARIABLE}={text!r}"
     try:
@@ -267,5 +267,5 @@ def timeout_seconds(timeout: float | None = None) -> float:
     except (TypeError, ValueError):
         seconds = math.nan
     if not 0 < seconds < threading.TIMEOUT_MAX:
-        raise ValueError(f"{given} is no time to wait for other ranks; give a positive number of seconds, such as 600.")
+        raise ValueError(f"{given} is no time to wait for other ranks; give a positive number, such as 1800.")
     return seconds

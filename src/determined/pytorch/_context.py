@@ -19,6 +19,7 @@ from determined.pytorch._experimental import PyTorchExperimentalContext
 from determined.pytorch._gradients import Gradients
 from determined.pytorch._lr_scheduler import LRScheduler, Mode
 from determined.pytorch._precision import EditGradients, ManualScaling, Precision, Scaler, parameters_of
+from determined.pytorch._prefetch import Prefetch
 from determined.pytorch._profile import TorchProfiler
 from determined.pytorch._progress import Clock
 from determined.pytorch._reducer import ReducerSet
@@ -240,7 +241,8 @@ class PyTorchTrialContext(TrialContext):
         """Return what takes a batch from the loader to where the trial wants it."""
         if not self.experimental.auto_to_device:
             return lambda batch: batch
-        return _structure.mover(self.device, self._warned_types)
+        move = _structure.mover(self.device, self._warned_types)
+        return Prefetch(move, self.device) if self.device.type == "cuda" and self.experimental.prefetches else move
 
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
         """Profile the run with `torch.profiler.profile(*args, **kwargs)`; traces go to the TensorBoard folder."""

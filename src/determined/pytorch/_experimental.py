@@ -25,6 +25,10 @@ class PyTorchExperimentalContext:
         """Whether a bare torch loader from a build method is refused."""
         self.auto_to_device = True
         """Whether the loop moves batches to the device."""
+        self.prefetches = True
+        """Whether batches travel to a GPU on a stream of their own."""
+        self.compile_options: dict[str, Any] | None = None
+        """Options of `torch.compile` for all models; None to leave them as they are."""
 
     def use_amp(self, dtype: torch.dtype | None = None) -> None:
         """Run every model's forward under autocast, scale losses, and step on unscaled gradients.
@@ -38,6 +42,20 @@ class PyTorchExperimentalContext:
             raise errors.InvalidExperimentException(f"use_amp(dtype={dtype}): pass torch.float16 or torch.bfloat16.")
         scaler = torch.amp.GradScaler(device) if dtype == torch.float16 else None
         self._parent.set_precision(Autocast(device, dtype, scaler))
+
+    def use_compile(self, **options: Any) -> None:
+        """Compile every model with `torch.compile` and these options when training starts, for evaluation too.
+
+        The first batches take longer, up to minutes, and say so. Weights keep their names in checkpoints.
+        """
+        from determined.pytorch import _compile
+
+        _compile.check_options(options)
+        self.compile_options = options
+
+    def disable_prefetch(self) -> None:
+        """Move batches to a GPU on the stream that trains, not while the one before is trained."""
+        self.prefetches = False
 
     def use_ddp(self, *, sync_batch_norm: bool = False, **options: Any) -> None:
         """Train with several processes by DDP with these options, such as `find_unused_parameters=True`.

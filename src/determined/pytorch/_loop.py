@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,6 +42,7 @@ class Loop:
     timings: Timings
     display: Display
     stops: Stops
+    compiles: bool
     validate_first: bool
     window: MetricWindow
     watch: FiniteWatch = dataclasses.field(default_factory=FiniteWatch)
@@ -83,10 +85,20 @@ class Loop:
 
     def train_window(self) -> None:
         """Train until something is due, and hold on to the metrics of each batch."""
-        while True:
+        if self.compiles:
+            self.train_compiling()
+        else:
             self.train_until(self.next_stop())
-            if self.is_window_complete() or self.stops.now():
-                return
+        while not (self.is_window_complete() or self.stops.now()):
+            self.train_until(self.next_stop())
+
+    def train_compiling(self) -> None:
+        """Train the first batch, and say that it takes longer than others."""
+        self.compiles = False
+        self.display.say("The first batch compiles the models, which can take minutes.")
+        began = time.monotonic()
+        self.train_until(self.progress.batches_trained + 1)
+        self.display.say(f"The first batch took {time.monotonic() - began:.1f} s with compiling.")
 
     def is_window_complete(self) -> bool:
         """Say whether something is due at this batch, so that the window of metrics ends with it."""

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,26 +74,16 @@ class Order(Protocol):
         """Make ready to begin with this epoch, of which the earlier ones were run by another process."""
         ...
 
-    def batches(self, epoch: int, used: int) -> Sequence[list[Any]]:
-        """Return the batches of an epoch of which so many items were used before."""
+    def batches(self, epoch: int, used: int, start: int, step: int) -> Iterator[list[Any]]:
+        """Yield every `step`-th batch from batch `start` on, of an epoch of which so many items were used before."""
         ...
 
 
-class Slices(Sequence[list[Any]]):
-    """Batches that are cut from a list of indices when they are asked for."""
-
-    def __init__(self, indices: list[Any], first: int, grouping: Grouping) -> None:
-        self._indices = indices
-        self._first = first
-        self._size = grouping.group
-        self._count = grouping.batches(first)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, number: Any) -> Any:
-        begin = self._first + number * self._size
-        return self._indices[begin : begin + self._size]
+def _sliced(indices: list[Any], grouping: Grouping, used: int, start: int, step: int) -> Iterator[list[Any]]:
+    size = grouping.group
+    for number in range(start, grouping.batches(used), step):
+        begin = used + number * size
+        yield indices[begin : begin + size]
 
 
 class ComputedOrder:
@@ -106,14 +96,14 @@ class ComputedOrder:
     def enter(self, epoch: int) -> None:
         """Do nothing: epochs do not depend on each other."""
 
-    def batches(self, epoch: int, used: int) -> Sequence[list[Any]]:
-        """Return the batches of an epoch of which so many items were used before."""
+    def batches(self, epoch: int, used: int, start: int, step: int) -> Iterator[list[Any]]:
+        """Yield every `step`-th batch from batch `start` on, of an epoch of which so many items were used before."""
         if self._seed is None:
             indices = list(range(self.grouping.items))
         else:
             shuffle = np.random.Generator(np.random.PCG64(_rng.derive(self._seed, epoch)))
             indices = shuffle.permutation(self.grouping.items).tolist()
-        return Slices(indices, used, self.grouping)
+        return _sliced(indices, self.grouping, used, start, step)
 
 
 class SamplerOrder:
@@ -139,10 +129,10 @@ class SamplerOrder:
         for earlier in range(epoch):
             self._drawn(earlier)
 
-    def batches(self, epoch: int, used: int) -> Sequence[list[Any]]:
-        """Return the batches of an epoch of which so many items were used before."""
+    def batches(self, epoch: int, used: int, start: int, step: int) -> Iterator[list[Any]]:
+        """Yield every `step`-th batch from batch `start` on, of an epoch of which so many items were used before."""
         drawn = self._drawn(epoch)
-        return drawn[used:] if self._batched else Slices(drawn, used, self.grouping)
+        return iter(drawn[used + start :: step]) if self._batched else _sliced(drawn, self.grouping, used, start, step)
 
     def _drawn(self, epoch: int) -> list[Any]:
         with contextlib.ExitStack() as stack:
@@ -193,12 +183,12 @@ class OrderedBatches(Sampler[list[Any]]):
 
     def _keyed_batches(self) -> Iterator[list[Any]]:
         for epoch, used, first in self._epochs():
-            batches = self._order.batches(epoch, used)
-            for number in range(first, len(batches), self._stride):
-                if self._keyed:
-                    yield BatchKey(batches[number], (epoch, number, used) if used else (epoch, number))
-                else:
-                    yield batches[number]
+            batches = self._order.batches(epoch, used, first, self._stride)
+            if not self._keyed:
+                yield from batches
+                continue
+            for number, batch in zip(itertools.count(first, self._stride), batches, strict=False):
+                yield BatchKey(batch, (epoch, number, used) if used else (epoch, number))
 
     def _epochs(self) -> Iterator[tuple[int, int, int]]:
         """Yield (epoch, items used before, first batch of this rank) for each epoch to go through."""

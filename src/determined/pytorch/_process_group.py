@@ -51,6 +51,8 @@ def joined(given: DistributedContext | None) -> Iterator[Joined]:
 
 
 def _in_group() -> Iterator[Joined]:
+    if torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
+        torch.cuda.set_device(cuda_device(int(os.environ["LOCAL_RANK"])))  # before objects are exchanged by nccl
     distributed = DistributedContext.from_torch_distributed()
     yield Joined(distributed, _backend_for(distributed))
 
@@ -87,9 +89,10 @@ def _process_group() -> Iterator[None]:
     try:
         yield
         failed = False
-    except SystemExit as leaving:  # how a stop by a signal ends a run
-        failed = False
-        raise leaving
+    except SystemExit as leaving:
+        # How a stop by a signal ends a run; a lower status is that of a failure here or elsewhere.
+        failed = leaving.code not in (None, 0) and not (isinstance(leaving.code, int) and leaving.code > 128)
+        raise
     finally:
         # Where a rank has failed, the others may never answer.
         if dist.is_initialized() and not failed:

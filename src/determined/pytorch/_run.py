@@ -13,6 +13,7 @@ from determined import tracking
 from determined.core._context import searcher_metric
 from determined.pytorch import _checkpoint, _ranks_state
 from determined.pytorch._callback import Callbacks
+from determined.pytorch._compile import compile_models
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data import DataLoader
 from determined.pytorch._display import Display, continue_command, display_for
@@ -127,6 +128,7 @@ def _train(
             timings=timings,
             display=display,
             stops=stops,
+            compiles=compile_models(context),
             window=window,
             validate_first=settings.step_zero_validation and progress.batches_trained == 0,
         )

@@ -167,6 +167,37 @@ def _as_tensor(array: np.ndarray[Any, Any], warned: set[type]) -> Tensor | None:
         return None
 
 
+def host_bytes(data: Any) -> int | None:
+    """Return the bytes of tensors and arrays in host memory; None if the data holds more than such and plain values."""
+    if isinstance(data, Tensor):
+        return data.nbytes if data.device.type == "cpu" and data.layout is torch.strided else 0
+    if isinstance(data, np.ndarray):
+        return data.nbytes if data.dtype.kind in "biufc" else None
+    if isinstance(data, _NEVER_MOVED):
+        return 0
+    if callable(getattr(data, "to", None)):
+        return None
+    if isinstance(data, (Mapping, list, tuple)):
+        sizes = [host_bytes(value) for value in (data.values() if isinstance(data, Mapping) else data)]
+        return None if None in sizes else sum(size or 0 for size in sizes)
+    return None
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], data: Any) -> Any:
+    """Return data for which `host_bytes` has a number, with the function's results for its tensors and arrays."""
+    if isinstance(data, Tensor):
+        return function(data)
+    if isinstance(data, np.ndarray):
+        tensor = _as_tensor(data, set())
+        return data if tensor is None else function(tensor)
+    if isinstance(data, Mapping):
+        mapped = {key: map_tensors(function, value) for key, value in data.items()}
+        return mapped if type(data) is dict else _mapping_like(data, mapped)
+    if isinstance(data, (list, tuple)):
+        return _sequence_like(data, [map_tensors(function, value) for value in data])
+    return data
+
+
 def _mapping_like(original: Mapping[Any, Any], moved: dict[Any, Any]) -> Mapping[Any, Any]:
     """Return what moved in a mapping of the original's type, or the plain dict if it cannot be made."""
     try:
