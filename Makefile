@@ -15,7 +15,7 @@ help:
 	@echo "make demo     train the digits example to 97 % accuracy and show its record and learning curves"
 	@echo "make test     check style and types, then run the tests"
 	@echo "make coverage run the tests and show which lines they reach"
-	@echo "make torture  kill a training 200 times and check that it ends with the same bits; start 100 jobs (minutes)"
+	@echo "make torture  kill trainings hundreds of times and check that they end with the same bits; start 100 jobs (minutes)"
 	@echo "make lint     check style and types only"
 	@echo "make format   rewrite the sources in the project's style"
 	@echo "make docs     build the documentation into site/"
@@ -54,6 +54,7 @@ torture: $(INSTALLED)
 	$(BIN)/python tests/torture/power.py --cuts 100 || test $$? -eq 77
 	$(BIN)/python tests/torture/torture.py --kills 200 --jobs $(TEST_WORKERS)
 	$(BIN)/python tests/torture/starts.py --jobs 100
+	for ranks in 2 4; do $(BIN)/python tests/torture/rank_kills.py --kills 40 --ranks $$ranks || exit 1; done
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import math
 import os
@@ -118,13 +119,13 @@ class RankWatch:
         elif kind == "hangs":  # on the chief, which waits a little for others that hang too
             self._suspects[sender] = message["reason"]
             if len(self._suspects) == 1:
-                threading.Timer(_SUSPECTS, self._name_suspects).start()
+                _later(_SUSPECTS, self._name_suspects)
         elif kind == "leaves":
             self._leavers[sender] = message["reason"]
             if len(self._leavers) == len(self._gone):
-                self._judge_leavers(together=True)
+                self._judge(self._leavers, together=True)
             elif len(self._leavers) == 1:
-                threading.Timer(_LEAVERS, self._judge_leavers, kwargs={"together": False}).start()
+                _later(_LEAVERS, functools.partial(self._judge, self._leavers, together=False))
         elif kind == "verdict":
             self._all_leave = message["together"]
             self._verdict.set()
@@ -145,12 +146,11 @@ class RankWatch:
         reasons = "\n".join(f"Rank {one} {reason}" for one, reason in sorted(self._suspects.items()))
         self._line.publish({"kind": "failure", "rank": rank, "reason": reasons, "invalid_hp": False})
 
-    def _judge_leavers(self, *, together: bool) -> None:
-        """Say, on the chief, whether all ranks have left the loop; once for those that have left."""
-        leavers, self._leavers = self._leavers, {}
-        if not leavers:
-            return
-        self._line.publish({"kind": "verdict", "together": together})
+    def _judge(self, leavers: dict[int, str], *, together: bool) -> None:
+        """Say, on the chief, whether all ranks have left the loop with these; once."""
+        if leavers is self._leavers:
+            self._leavers = {}
+            self._line.publish({"kind": "verdict", "together": together})
 
     def _run(self) -> None:
         beat, since, told = object(), time.monotonic(), False
@@ -242,6 +242,13 @@ def _stack_of_user_code() -> str | None:
             return None
         frame = frame.f_back
     return _stack_of_main_thread()
+
+
+def _later(seconds: float, action: Callable[[], None]) -> None:
+    """Do something after a while, if the process lives that long."""
+    timer = threading.Timer(seconds, action)
+    timer.daemon = True
+    timer.start()
 
 
 def _run_briefly(action: Callable[[], None]) -> None:
