@@ -76,6 +76,8 @@ class PyTorchTrialContext(TrialContext):
         for known in self.models:
             if model is known or model is self.backend.bare(known):
                 return known
+        if self.experimental.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
         model = self.backend.place(model)
         self.gradients.precision.prepare(model)
         self.models.append(model)
@@ -242,7 +244,9 @@ class PyTorchTrialContext(TrialContext):
         if not self.experimental.auto_to_device:
             return lambda batch: batch
         move = _structure.mover(self.device, self._warned_types)
-        return Prefetch(move, self.device) if self.device.type == "cuda" and self.experimental.prefetches else move
+        if self.device.type == "cuda" and self.experimental.prefetches:
+            move = Prefetch(move, self.device)
+        return _structure.channels_last(move) if self.experimental.channels_last else move
 
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
         """Profile the run with `torch.profiler.profile(*args, **kwargs)`; traces go to the TensorBoard folder."""

@@ -27,6 +27,8 @@ class PyTorchExperimentalContext:
         """Whether the loop moves batches to the device."""
         self.prefetches = True
         """Whether batches travel to a GPU on a stream of their own."""
+        self.channels_last = False
+        """Whether models and batches of images are kept with their channels last."""
         self.compile_options: dict[str, Any] | None = None
         """Options of `torch.compile` for all models; None to leave them as they are."""
 
@@ -52,6 +54,15 @@ class PyTorchExperimentalContext:
 
         _compile.check_options(options)
         self.compile_options = options
+
+    def use_channels_last(self) -> None:
+        """Keep models and batches of images (four dimensions) with their channels last, as convolutions like best.
+
+        Call it before `wrap_model`.
+        """
+        if self._parent.models:
+            raise errors.InvalidExperimentException("use_channels_last() came after wrap_model(); call it before.")
+        self.channels_last = True
 
     def disable_prefetch(self) -> None:
         """Move batches to a GPU on the stream that trains, not while the one before is trained."""

@@ -20,6 +20,7 @@ from determined.pytorch._display import Display, continue_command, display_for
 from determined.pytorch._loop import Loop
 from determined.pytorch._lr_scheduler import auto_steps
 from determined.pytorch._metrics import MetricWindow
+from determined.pytorch._optimizations import apply_level
 from determined.pytorch._plan import Batch, Plan, TrainBoundaryType, TrainUnit
 from determined.pytorch._policy import CheckpointPolicy, policy_of
 from determined.pytorch._profile import ProfilerSettings, Timings
@@ -67,6 +68,7 @@ class FitSettings:
 
 def run(trial: PyTorchTrial, context: PyTorchTrialContext, settings: FitSettings) -> None:
     """Train a trial as the settings say."""
+    apply_level(context)
     callbacks = Callbacks(trial.build_callbacks())
     if context.distributed.is_chief:
         context.services.checkpoint.store.check()  # before the work that would be lost

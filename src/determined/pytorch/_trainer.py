@@ -20,6 +20,7 @@ from determined.core._recording import RunFacts
 from determined.pytorch import _rng
 from determined.pytorch._backend import Backend
 from determined.pytorch._context import PyTorchTrialContext
+from determined.pytorch._optimizations import applied
 from determined.pytorch._plan import Batch, Epoch, TrainUnit
 from determined.pytorch._policy import POLICIES
 from determined.pytorch._process_group import joined
@@ -49,8 +50,8 @@ def init(
             trainer.fit(max_length=pytorch.Epoch(3))
 
     `exp_conf` is an experiment config, of which a local run uses `name`, `searcher` (the metric of the best
-    checkpoint), `checkpoint_storage` and `reproducibility.experiment_seed`. A managed run takes hyperparameters
-    and config from its runner. With `aggregation_frequency=k`, optimizers step on every k-th batch.
+    checkpoint), `checkpoint_storage`, `optimizations` and `reproducibility.experiment_seed`. A managed run takes
+    hyperparameters and config from its runner. With `aggregation_frequency=k`, optimizers step on every k-th batch.
     """
     _check_init(hparams, exp_conf, distributed, aggregation_frequency)
     info = get_cluster_info()
@@ -77,7 +78,7 @@ def _context_of(
         tensorboard_mode=mode,
         facts=facts,
     ) as services:
-        yield PyTorchTrialContext(
+        context = PyTorchTrialContext(
             distributed=services.distributed,
             backend=backend,
             hparams=values,
@@ -87,6 +88,8 @@ def _context_of(
             services=services,
             seed_is_given=_given_seed(info, config) is not None,
         )
+        with applied(context, config):
+            yield context
 
 
 class Trainer:
