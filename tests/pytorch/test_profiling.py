@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import Dataset
 
 from determined import pytorch
 from determined._home import home
@@ -160,3 +163,47 @@ def test_torch_profiler_ends_with_an_exception() -> None:
         fit(Failing)
     assert counter.steps == [0, 1]
     fit(torch_profiled(schedule=StepCounter()), max_length=Batch(1))
+
+
+# Where the time went
+
+
+class SlowData(Dataset[Any]):
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.02)
+        return torch.full((4,), float(index)), torch.ones(1)
+
+
+class SlowTrial(LineTrial):
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(SlowData(), batch_size=4)
+
+
+def test_summary_says_where_the_time_went_and_what_to_change(capsys: pytest.CaptureFixture[str]) -> None:
+    fit(SlowTrial, max_length=Batch(12), validation_period=Batch(6), profiling_enabled=True)
+    output = capsys.readouterr().out
+    summary = next(line for line in output.splitlines() if "went into:" in line)
+    shares = {name: int(share) for name, share in re.findall(r"(data|training|validation|the rest) (\d+)%", summary)}
+    assert shares.keys() == {"data", "training", "validation", "the rest"}
+    assert shares["data"] > 30
+    assert "give the training DataLoader more num_workers" in output
+
+
+def test_data_that_is_fast_enough_is_not_complained_of(capsys: pytest.CaptureFixture[str]) -> None:
+    class Trial(LineTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            time.sleep(0.01)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    fit(Trial, max_length=Batch(6), profiling_enabled=True)
+    output = capsys.readouterr().out
+    assert "went into:" in output
+    assert "num_workers" not in output
+
+
+def test_there_is_no_summary_without_profiling(capsys: pytest.CaptureFixture[str]) -> None:
+    fit(max_length=Batch(3))
+    assert "went into" not in capsys.readouterr().out

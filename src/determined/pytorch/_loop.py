@@ -62,7 +62,7 @@ class Loop:
                 self.train_window()
                 if not self.is_window_complete():
                     raise Stopped
-                self.report()
+                self.timings.timed("metrics", self.report)()
                 self.announce_saved()
                 self.perform_due()
             self.validate_if_stale()

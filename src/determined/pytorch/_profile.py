@@ -15,6 +15,18 @@ from determined import core
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+STAGES = {
+    "data_fetch": "data",
+    "to_device": "transfer",
+    "train_batch": "training",
+    "metrics": "metrics",
+    "validation": "validation",
+    "checkpoint": "checkpoints",
+}
+"""What the loop does, by the names under which its times are recorded, and in a word."""
+
+_MUCH_WAITING = 0.3
+
 
 class TorchProfiler:
     """One `torch.profiler.profile` over the run, stepped by the loop after each batch."""
@@ -63,7 +75,10 @@ class Timings:
         self._profiler = profiler
         self._waits = settings.sync_timings and device.type == "cuda"
         self._seconds: dict[str, list[float]] = {}
+        self._totals: dict[str, float] = dict.fromkeys(STAGES, 0.0)
         self._on = False
+        self._since = 0.0
+        self._whole = 0.0
 
     def next_change(self, batches_trained: int) -> int | None:
         """Return the number of batches at which timing next begins or ends."""
@@ -84,6 +99,7 @@ class Timings:
         if wanted != self._on:
             (self._profiler.on if wanted else self._profiler.off)()
             self._on = wanted
+            self._clock()
         return self._on
 
     def timed(self, stage: str, function: F) -> F:
@@ -104,9 +120,37 @@ class Timings:
     def take(self) -> Mapping[str, float]:
         """Return the mean milliseconds of each stage since the last call."""
         means = {f"{stage}_ms": 1e3 * sum(s) / len(s) for stage, s in self._seconds.items() if s}
-        for seconds in self._seconds.values():
+        for stage, seconds in self._seconds.items():
+            self._totals[stage] += sum(seconds)
             seconds.clear()
         return means
+
+    def summary(self) -> list[str]:
+        """Return in words where the time went while timing was on, and what to change; nothing if it never was."""
+        self.take()
+        self._clock()
+        if not self._whole:
+            return []
+        parts = {STAGES[stage]: seconds for stage, seconds in self._totals.items() if seconds}
+        parts["the rest"] = max(self._whole - sum(parts.values()), 0.0)
+        shares = ", ".join(f"{name} {seconds / self._whole:.0%}" for name, seconds in parts.items())
+        return [f"{self._whole:.1f} s went into: {shares}.", *self._advice()]
+
+    def _advice(self) -> list[str]:
+        data, training = self._totals["data_fetch"], self._totals["train_batch"]
+        share = data / (data + training) if data else 0.0
+        if share < _MUCH_WAITING:
+            return []
+        return [
+            f"Training waits for data {share:.0%} of its time: give the training DataLoader more num_workers "
+            "(persistent_workers=True keeps them), or make its data set faster."
+        ]
+
+    def _clock(self) -> None:
+        """Add the time since the last call, if timing was on, to the whole."""
+        now = time.perf_counter()
+        self._whole += now - self._since if self._since else 0.0
+        self._since = now if self._on else 0.0
 
     def __enter__(self) -> Timings:
         return self

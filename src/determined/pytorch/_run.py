@@ -137,6 +137,8 @@ def _train(
         with stops.following(loop.pulse):
             loop.run()
         _report_rest(context, timings, progress)
+        for line in timings.summary():
+            display.say(line)
     deleted = _collect_checkpoints(context, policy, saver)
     _say_where(display, context, None if saver.latest in deleted else saver.latest, settings.is_first_fit)
 
