@@ -176,7 +176,7 @@ def test_rank_that_is_frozen_is_given_up_after_the_timeout() -> None:
         started.processes[0].join(30)
         took = time.monotonic() - began
     assert started.processes[0].exitcode == 1
-    assert 3 < took < 9
+    assert 3 < took < 12
     # Its files are gone with the block.
 
 
