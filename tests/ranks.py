@@ -134,6 +134,8 @@ def _run(
     import torch
 
     torch.set_num_threads(1)
+    # As in a program of its own: loader workers that a server starts would not notice the end of their rank.
+    multiprocessing.set_start_method("fork", force=True)
     os.environ.clear()
     os.environ.update(variables)
     with (folder / f"{rank}.txt").open("w", buffering=1) as output:
