@@ -10,6 +10,7 @@ import io
 import json
 import pathlib
 import pickle
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -27,20 +28,6 @@ STATE_FILE = "state_dict.pth"
 LOAD_FILE = "load_data.json"
 CODE_FOLDER = "code"
 FORMAT = "resolute-1"
-
-# What torch raises for files that are damaged, or that hold more than data.
-_UNREADABLE = (
-    pickle.UnpicklingError,
-    zipfile.BadZipFile,
-    RuntimeError,
-    EOFError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    OSError,
-    MemoryError,
-)
 
 
 def snapshot(context: PyTorchTrialContext) -> dict[str, Any]:
@@ -181,10 +168,12 @@ def read(folder: pathlib.Path, **options: Any) -> dict[str, Any]:
     loading: dict[str, Any] = {"map_location": "cpu", "weights_only": True, "mmap": not is_legacy} | options
     try:
         _check_unpacked_size(path)
-        state = _restored(load(path, **loading))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those of torch are about what a forged file names
+            state = _restored(load(path, **loading))
         if (folder / SHARDS_FOLDER).is_dir():
             state = with_references(state, folder / SHARDS_FOLDER)
-    except _UNREADABLE as error:
+    except Exception as error:  # torch raises anything for files that are damaged, or that hold more than data
         raise errors.InvalidCheckpointException(f"{path} cannot be read: {error}") from error
     if not isinstance(state, dict) or "models_state_dict" not in state:
         raise errors.InvalidCheckpointException(
