@@ -96,3 +96,31 @@ def test_rank_without_a_gpu_of_its_own_is_refused() -> None:
     with ranks.started(devices, 2, environment={"LOCAL_RANK": "99"}) as started:
         ended = started.wait()
     assert "This machine has 1 GPUs, but the process of local rank 99" in ended[0].output
+
+
+class SyncTrial(FullTrial):
+    """Has batch norm over the batches of all ranks."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        context.experimental.use_ddp(sync_batch_norm=True)
+        super().__init__(context)
+
+    def make_model(self) -> Any:
+        return torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        x, y = batch
+        x = x + 100 * self.context.distributed.rank  # each rank would see another mean by itself
+        return super().train_batch((x, y), epoch_idx, batch_idx)
+
+
+def running_mean() -> Any:
+    trial = fit(SyncTrial, max_length=Batch(1))
+    assert any(isinstance(module, torch.nn.SyncBatchNorm) for module in trial.model.modules())
+    return trial.model.module[0].running_mean.cpu()
+
+
+def test_batch_norm_is_over_all_ranks() -> None:
+    first, second = ranks.run(running_mean, 2, environment=GLOO, one_a_machine=True)
+    assert_same(first, second)
+    assert (first > 4).all()  # a tenth of the mean over both ranks, which is about 50

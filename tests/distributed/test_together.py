@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 import ranks
 from determined import errors, pytorch
 from determined.pytorch import Batch, Reducer
-from trials import LineTrial, assert_same, fit, line_data, records, trainer
+from trials import SEED, LineTrial, assert_same, fit, line_data, records, trainer
 
 
 class Spy(pytorch.PyTorchCallback):
@@ -393,3 +393,17 @@ def test_compiled_models_are_trained_together() -> None:
     compiled = ranks.run(trained, 2, CompiledTrial)
     plain = ranks.run(trained, 2, LineTrial)
     assert_same(compiled, plain)
+
+
+def trained_by_config(**settings: Any) -> Any:
+    return trained(LineTrial, init={"exp_conf": {**SEED, "optimizations": settings}})
+
+
+def trained_compressed() -> Any:
+    return trained_by_config(gradient_compression=True)
+
+
+def test_config_compresses_gradients_as_an_optimizer_that_asks_for_it() -> None:
+    compressed = ranks.run(trained_compressed, 2)
+    assert_same(compressed, ranks.run(trained, 2, HalfTrial))
+    assert not torch.equal(compressed[0][0], ranks.run(trained, 2, LineTrial)[0][0])
