@@ -17,12 +17,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from typing import Any
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # read when torch is first asked for a GPU
 
 import torch
+from _timing import Watch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -44,21 +44,6 @@ def model() -> nn.Module:
 def data() -> TensorDataset:
     x = torch.randn(8192, WIDTH, generator=torch.Generator().manual_seed(0))
     return TensorDataset(x, x.flip(1))
-
-
-class Watch:
-    """Seconds a batch, from the first quarter of a turn to its end."""
-
-    def __init__(self, batches: int) -> None:
-        self._first, self._last = batches // 4, batches - 1
-        self._began = 0.0
-        self.seconds = 0.0
-
-    def tick(self, batch_idx: int) -> None:
-        if batch_idx == self._first:
-            self._began = time.perf_counter()
-        elif batch_idx == self._last:
-            self.seconds = (time.perf_counter() - self._began) / (self._last - self._first)
 
 
 def train_plainly(batches: int) -> float:

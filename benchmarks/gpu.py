@@ -5,91 +5,98 @@ process, on the same data from the same kind of loader, with fused AdamW. The pl
 read its losses every 100 batches; ours does the same, and records, and writes TensorBoard files. Timed are the
 batches from the first quarter of a turn to its end, with the GPU at rest at both.
 
-    python benchmarks/gpu.py [--rounds 5] [--only MLP]
+    python benchmarks/gpu.py [--rounds 5] [--only MLP] [--trace FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import itertools
+import json
 import os
 import pathlib
 import statistics
 import sys
 import tempfile
-import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from _models import WORKS, Work
+from _timing import Watch
 from torch import nn
 from torch.utils.data import DataLoader
 
 from determined import pytorch
 
 REPORT_EVERY = 100
+STEP = "step"
+PROFILED = 30
 
 
-class Watch:
-    """Seconds a batch, from the first quarter of a turn to its end."""
+class TimedBatches:
+    """Hands on batches, and times a turn by when it is asked for them; a profiler sees the last of them."""
 
-    def __init__(self, batches: int) -> None:
-        self._first, self._last = batches // 4, batches - 1
-        self._began = 0.0
-        self.seconds = 0.0
+    def __init__(self, batches: int, profiler: torch.profiler.profile | None = None) -> None:
+        self.watch = Watch(batches)
+        self._count = 0
+        self._changes = {} if profiler is None else {batches - PROFILED: profiler.start, batches - 1: profiler.stop}
 
-    def tick(self, batch_idx: int) -> None:
-        if batch_idx in (self._first, self._last):
-            torch.cuda.synchronize()
-        if batch_idx == self._first:
-            self._began = time.perf_counter()
-        elif batch_idx == self._last:
-            self.seconds = (time.perf_counter() - self._began) / (self._last - self._first)
+    def collate(self, batch: Any) -> Any:
+        self.watch.tick(self._count)
+        self._changes.get(self._count, lambda: None)()
+        self._count += 1
+        return batch
 
 
 def autocast(work: Work) -> Any:
     return torch.autocast("cuda", work.dtype) if work.dtype is not None else contextlib.nullcontext()
 
 
-def train_plainly(work: Work) -> float:
+def train_plainly(work: Work, profiler: torch.profiler.profile | None = None) -> float:
     device = torch.device("cuda")
     torch.manual_seed(1)
     model = work.make_model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    loader = DataLoader(work.make_data(), batch_size=work.batch_size, shuffle=True, drop_last=True)
-    watch, done, losses = Watch(work.batches), 0, []
+    timed = TimedBatches(work.batches, profiler)
+    loader = DataLoader(work.make_data(), work.batch_size, shuffle=True, drop_last=True, collate_fn=timed.collate)
+    done, losses = 0, []
     while done < work.batches:
         for inputs, targets in loader:
-            with autocast(work):
-                loss = work.loss(model(inputs.to(device, non_blocking=True)), targets.to(device, non_blocking=True))
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+            with torch.profiler.record_function(STEP):
+                with autocast(work):
+                    loss = work.loss(model(inputs), targets)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
             losses.append(loss.detach())
-            watch.tick(done)
             done += 1
             if done % REPORT_EVERY == 0:
                 torch.stack(losses).cpu()
                 losses.clear()
             if done == work.batches:
                 break
-    return watch.seconds
+    return timed.watch.seconds
 
 
 class Trial(pytorch.PyTorchTrial):
-    def __init__(self, context: pytorch.PyTorchTrialContext, work: Work, watch: Watch) -> None:
+    def __init__(self, context: pytorch.PyTorchTrialContext, work: Work, timed: TimedBatches) -> None:
         self.context = context
         self.work = work
-        self.watch = watch
+        self.timed = timed
         torch.manual_seed(1)
         self.model: nn.Module = context.wrap_model(work.make_model())
         self.optimizer = context.wrap_optimizer(torch.optim.AdamW(self.model.parameters(), fused=True))
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(self.work.make_data(), self.work.batch_size, shuffle=True, drop_last=True)
+        options = {"shuffle": True, "drop_last": True, "collate_fn": self.timed.collate}
+        return pytorch.DataLoader(self.work.make_data(), self.work.batch_size, **options)
 
     def build_validation_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(torch.utils.data.Subset(self.work.make_data(), [0]))
+        return pytorch.DataLoader(self.work.make_data(), 1, sampler=[0], collate_fn=lambda batch: batch)
 
     def loss(self, batch: Any) -> torch.Tensor:
         inputs, targets = batch
@@ -97,58 +104,94 @@ class Trial(pytorch.PyTorchTrial):
             return self.work.loss(self.model(inputs), targets)
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        loss = self.loss(batch)
-        self.context.backward(loss)
-        self.context.step_optimizer(self.optimizer)
-        self.watch.tick(batch_idx)
+        with torch.profiler.record_function(STEP):
+            loss = self.loss(batch)
+            self.context.backward(loss)
+            self.context.step_optimizer(self.optimizer)
         return {"loss": loss}
 
     def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         return {"validation_loss": self.loss(batch)}
 
 
-def train_with_us(work: Work) -> float:
-    watch = Watch(work.batches)
+def train_with_us(work: Work, profiler: torch.profiler.profile | None = None, **optimizations: Any) -> float:
+    timed = TimedBatches(work.batches, profiler)
     with (
         pathlib.Path(os.devnull).open("w") as nowhere,
         contextlib.redirect_stdout(nowhere),
-        pytorch.init() as context,
+        pytorch.init(optimizations=optimizations) as context,
     ):
-        trainer = pytorch.Trainer(Trial(context, work, watch), context)
+        trainer = pytorch.Trainer(Trial(context, work, timed), context)
         trainer.fit(
             max_length=pytorch.Batch(work.batches),
             reporting_period=pytorch.Batch(REPORT_EVERY),
             checkpoint_policy="none",
         )
-    return watch.seconds
+    return timed.watch.seconds
+
+
+CONTENDERS: dict[str, Callable[[Work], float]] = {
+    "plain loop": train_plainly,
+    "Resolute": train_with_us,
+    "Resolute, CUDA graphs": functools.partial(train_with_us, cuda_graphs=True),
+}
 
 
 def compare(work: Work, rounds: int) -> None:
-    train_plainly(work)
-    train_with_us(work)
-    pairs = [(train_plainly(work), train_with_us(work)) for _ in range(rounds)]
-    plain, ours = (statistics.median(side) * 1e6 for side in zip(*pairs, strict=True))
-    ratios = sorted(b / a for a, b in pairs)
-    spread = ", ".join(f"{ratio:.3f}" for ratio in ratios)
-    print(
-        f"{work.name:12} {plain:9.0f} {ours:9.0f} us a batch   {statistics.median(ratios):.3f} ({spread})", flush=True
-    )
+    times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    for turn in range(rounds + 1):
+        for name, train in CONTENDERS.items():
+            seconds = train(work)
+            if turn:  # the first sets up what the others use
+                times[name].append(seconds)
+    plain = times["plain loop"]
+    for name, its in times.items():
+        ratios = sorted(own / reference for own, reference in zip(its, plain, strict=True))
+        spread = ", ".join(f"{ratio:.3f}" for ratio in ratios)
+        time, ratio = statistics.median(its) * 1e6, statistics.median(ratios)
+        print(f"  {name:22} {time:9.0f} us a batch, ratio {ratio:.3f} ({spread})", flush=True)
+
+
+def trace(work: Work, folder: pathlib.Path) -> None:
+    """Profile the last batches of a turn of each loop, and show how long the host is away from the program's step."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, train in (("plain", train_plainly), ("resolute", train_with_us)):
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        profiler = torch.profiler.profile(activities=activities)
+        train(work, profiler)
+        path = folder / f"{work.name.replace(' ', '-')}-{name}.json"
+        profiler.export_chrome_trace(str(path))
+        steps = sorted(
+            (event["ts"], event["ts"] + event["dur"])
+            for event in json.loads(path.read_text())["traceEvents"]
+            if event.get("name") == STEP and event.get("cat") == "user_annotation"
+        )
+        gaps = [after[0] - before[1] for before, after in itertools.pairwise(steps)]
+        print(
+            f"  {name:10} {statistics.median(gaps):6.0f} us between the steps of two batches ({path.name})", flush=True
+        )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="part of a model's name")
+    parser.add_argument("--trace", type=pathlib.Path, help="write traces of torch's profiler to this folder instead")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("benchmarks/gpu.py needs a CUDA GPU; there is none here.")
         return 0
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, median of {arguments.rounds} interleaved rounds")
-    print(f"{'':12} {'plain':>9} {'ours':>9}                ratio")
+    torch.set_num_threads(1)  # others would spin while they wait for the next batch, and disturb both loops
     with tempfile.TemporaryDirectory() as home:
         os.environ |= {"DET_HOME": home, "DET_PROGRESS": "0"}
         for work in WORKS:
-            if arguments.only.lower() in work.name.lower():
+            if arguments.only.lower() not in work.name.lower():
+                continue
+            print(work.name)
+            if arguments.trace:
+                trace(work, arguments.trace)
+            else:
                 compare(work, arguments.rounds)
     return 0
 

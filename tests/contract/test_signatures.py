@@ -15,7 +15,7 @@ from determined.tensorboard.metric_writers.pytorch import TorchWriter
 
 PYTORCH = {
     "init": "*, hparams=None, exp_conf=None, distributed=None, aggregation_frequency=1, "
-    "enable_tensorboard_logging=True",
+    "enable_tensorboard_logging=True, optimizations=None",
     "Trainer": "trial, context",
     "DataLoader": "dataset, batch_size=1, shuffle=False, sampler=None, batch_sampler=None, num_workers=0, "
     "collate_fn=None, pin_memory=False, drop_last=False, timeout=0, worker_init_fn=None, "

@@ -125,3 +125,39 @@ def test_unknown_settings_are_refused(settings: dict[str, Any], words: str) -> N
 def test_section_that_is_no_map_is_refused() -> None:
     with pytest.raises(errors.InvalidExperimentException, match="optimizations=3"):
         fit(init={"exp_conf": {"optimizations": 3}})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU for graphs")
+def test_graphs_without_a_gpu_are_left_out_with_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert_same(weights(cuda_graphs=True), weights())
+    assert "without CUDA graphs: they need a CUDA GPU" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("yes", "cuda_graphs='yes'"),
+        ({"warmup": 1}, "warmup=1"),
+        ({"max_graphs": True}, "max_graphs=True"),
+        ({"verify": 1}, "verify=1"),
+        ({"warm": 3}, "cuda_graphs.warm in the config: the options are warmup, max_graphs, verify"),
+    ],
+)
+def test_wrong_options_of_graphs_are_named(value: Any, words: str) -> None:
+    with pytest.raises(errors.InvalidExperimentException, match=words):
+        weights(cuda_graphs=value)
+
+
+def test_settings_given_to_init_go_before_those_of_the_config() -> None:
+    init = config(mixed_precision="O0") | {"optimizations": {"mixed_precision": "bf16"}}
+    assert_same(fit(init=init, max_length=Batch(4)).model.state_dict(), weights(AmpTrial))
+
+
+def test_unknown_settings_given_to_init_are_named() -> None:
+    with pytest.raises(errors.InvalidExperimentException, match=r"'cuda_graph': .*cuda_graphs"):
+        fit(init={"optimizations": {"cuda_graph": True}})
+
+
+def test_settings_given_to_init_must_be_a_map() -> None:
+    with pytest.raises(TypeError, match="optimizations='fast'"):
+        fit(init={"optimizations": "fast"})

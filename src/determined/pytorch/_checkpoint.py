@@ -22,6 +22,7 @@ from determined import errors, storage
 from determined._version import VERSION
 from determined.pytorch import _code, _legacy, _rng
 from determined.pytorch._context import PyTorchTrialContext
+from determined.pytorch._fused import kept_settings
 from determined.pytorch._keeping import SHARDS_FOLDER, Keeper, with_references
 
 STATE_FILE = "state_dict.pth"
@@ -86,7 +87,12 @@ class _OptimizerLoader:
     keeper: Keeper
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.optimizer.load_state_dict(dict(self.keeper.fit_optimizer(self.optimizer, state)))
+        fitting = dict(self.keeper.fit_optimizer(self.optimizer, state))
+        if isinstance(saved := fitting.get("param_groups"), list) and len(saved) == len(self.optimizer.param_groups):
+            # How an optimizer steps is the business of this run, not of the one that saved.
+            pairs = zip(saved, self.optimizer.param_groups, strict=True)
+            fitting["param_groups"] = [group | kept_settings(own) for group, own in pairs]
+        self.optimizer.load_state_dict(fitting)
 
 
 def without_prefix(weights: Mapping[str, Any], prefix: str = "module.") -> Mapping[str, Any]:

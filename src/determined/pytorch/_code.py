@@ -137,17 +137,25 @@ def _imported(root: pathlib.Path) -> set[pathlib.Path]:
 
 def _modules_below(root: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
     # Some thousand modules share few folders, and most of those are elsewhere: told before paths are made.
-    real = functools.cache(os.path.realpath)
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not file or not file.endswith(".py"):
             continue
-        folder = real(os.path.dirname(file))
+        folder = _real(os.path.dirname(file))
         if not folder.startswith(str(root)):
             continue
         path = pathlib.Path(folder, os.path.basename(file))
         if path.is_relative_to(root) and not path.is_relative_to(_LIBRARY):
             yield _import_name(name), path
+
+
+@functools.cache
+def _real(folder: str) -> str:
+    """Return a folder without symbolic links, as `os.path.realpath` does, with one look at each part of a path."""
+    parent, name = os.path.split(folder)
+    if name in ("", ".", "..") or not parent.startswith(os.sep) or os.path.islink(folder):
+        return os.path.realpath(folder)
+    return os.path.join(_real(parent), name)
 
 
 def _membership(root: pathlib.Path, left_out: Iterable[pathlib.Path]) -> Callable[[pathlib.Path], bool]:

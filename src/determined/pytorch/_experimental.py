@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from determined import errors
+from determined.pytorch._graph_options import GraphOptions
 from determined.pytorch._precision import Autocast
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ class PyTorchExperimentalContext:
         """Whether models and batches of images are kept with their channels last."""
         self.compile_options: dict[str, Any] | None = None
         """Options of `torch.compile` for all models; None to leave them as they are."""
+        self.graph_options: GraphOptions | None = None
+        """How batches are replayed as CUDA graphs; None to train them one by one."""
+        self.fuses_optimizers = True
+        """Whether optimizers on a GPU step in one kernel where torch has one."""
 
     def use_amp(self, dtype: torch.dtype | None = None) -> None:
         """Run every model's forward under autocast, scale losses, and step on unscaled gradients.
@@ -54,6 +59,20 @@ class PyTorchExperimentalContext:
 
         _compile.check_options(options)
         self.compile_options = options
+
+    def use_cuda_graphs(self, *, warmup: int = 3, max_graphs: int = 8, verify: bool = False) -> None:
+        """Capture whole batches (forward, backward, clipping, steps, scaling) as CUDA graphs, and replay them.
+
+        Worth much where the GPU waits for Python. The first `warmup` batches train as ever, then each form of batches
+        (shapes, types) is captured once, `max_graphs` of them at most. Python code in `train_batch` runs only while
+        capturing, so that it must do the same for every batch. What cannot be captured trains as ever, after a message
+        that says why. With `verify` some batches are trained both ways, and compared.
+        """
+        self.graph_options = GraphOptions(warmup=warmup, max_graphs=max_graphs, verify=verify)
+
+    def disable_fused_optimizers(self) -> None:
+        """Let optimizers on a GPU step as their program made them, not in one kernel where torch has one."""
+        self.fuses_optimizers = False
 
     def use_channels_last(self) -> None:
         """Keep models and batches of images (four dimensions) with their channels last, as convolutions like best.

@@ -21,6 +21,8 @@ class Gradients:
         self._averages: dict[Optimizer, bool] = {}
         self.before_first_step: Callable[[], None] | None = None
         """Called once, when gradients are there for the first time."""
+        self.zeroes_in_place = False
+        """Whether gradients stay where they are when they are zeroed."""
 
     def register(self, optimizer: Optimizer, average: bool) -> None:
         """Know an optimizer, and whether its aggregated gradients are averaged or summed."""
@@ -56,7 +58,7 @@ class Gradients:
             self.before_first_step = None
         self.precision.step(optimizer, edit, scaler)
         if auto_zero_grads:
-            self.precision.zero_grad(optimizer)
+            self.precision.zero_grad(optimizer, self.zeroes_in_place)
 
     def _average_then(self, clip_grads: EditGradients | None) -> EditGradients:
         def edit(parameters: list[nn.Parameter]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,16 @@ from determined.pytorch._context import PyTorchTrialContext
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _LEVELS = ("O0", "O1", "O2", "O3")
+_KNOWN = {
+    "average_aggregated_gradients",
+    "channels_last",
+    "compile",
+    "cuda_graphs",
+    "fused_optimizer",
+    "gradient_compression",
+    "mixed_precision",
+    "tf32",
+}
 
 
 @contextlib.contextmanager
@@ -25,8 +36,21 @@ def applied(context: PyTorchTrialContext, config: Mapping[str, Any] | None) -> I
         context.experimental.use_compile(**compiles)
     if _flag("channels_last", section.get("channels_last")):
         context.experimental.use_channels_last()
+    if (graphs := _flag_or_map("cuda_graphs", section.get("cuda_graphs"))) is not None:
+        _use_graphs(context, graphs)
+    if _flag("fused_optimizer", section.get("fused_optimizer")) is False:
+        context.experimental.disable_fused_optimizers()
     with _tf32(_flag("tf32", section.get("tf32"))):
         yield
+
+
+def with_optimizations(config: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with settings that go before those of its own section."""
+    if unknown := sorted(settings.keys() - _KNOWN):
+        raise errors.InvalidExperimentException(
+            f"init(optimizations={{{unknown[0]!r}: ...}}): the settings are {', '.join(sorted(_KNOWN))}."
+        )
+    return {**(config or {}), "optimizations": {**_section(config), **settings}}
 
 
 def apply_level(context: PyTorchTrialContext) -> None:
@@ -53,6 +77,15 @@ def _apply_precision(context: PyTorchTrialContext, asked: Any) -> None:
         raise errors.InvalidExperimentException(
             f"optimizations.mixed_precision={asked!r} in the config: choose one of {choices}."
         )
+
+
+def _use_graphs(context: PyTorchTrialContext, options: Mapping[str, Any]) -> None:
+    known = inspect.signature(context.experimental.use_cuda_graphs).parameters
+    if unknown := sorted(options.keys() - known.keys()):
+        raise errors.InvalidExperimentException(
+            f"optimizations.cuda_graphs.{unknown[0]} in the config: the options are {', '.join(known)}."
+        )
+    context.experimental.use_cuda_graphs(**options)
 
 
 def _flag(name: str, value: Any) -> bool | None:

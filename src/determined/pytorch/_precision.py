@@ -54,12 +54,19 @@ class Precision:
             edit(parameters_of(optimizer))
         scaler.step(optimizer)
 
-    def zero_grad(self, optimizer: Optimizer) -> None:
-        """Drop the gradients of an optimizer's parameters."""
-        optimizer.zero_grad()
+    def zero_grad(self, optimizer: Optimizer, in_place: bool) -> None:
+        """Drop the gradients of an optimizer's parameters, or set them to zero where they are."""
+        optimizer.zero_grad(set_to_none=not in_place)
 
     def after_batch(self) -> None:
         """Finish a batch after all optimizers have stepped."""
+
+    def forget_batch(self) -> None:
+        """Drop what is known of the steps of a batch that is begun anew."""
+
+    def state_tensors(self) -> list[Tensor]:
+        """Return the tensors in which the precision keeps what it adapts."""
+        return []
 
     @property
     def has_work_after_batch(self) -> bool:
@@ -81,6 +88,14 @@ class ManualScaling(Precision):
 
     def __init__(self, scaler: Scaler) -> None:
         self._scaler = scaler
+
+    def forget_batch(self) -> None:
+        """Let the scaler forget which optimizers have stepped."""
+        _forget_steps(self._scaler)
+
+    def state_tensors(self) -> list[Tensor]:
+        """Return those of the scaler."""
+        return _tensors_of(self._scaler)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the scaler."""
@@ -119,6 +134,15 @@ class Scaled(Precision):
         if self._stepped and self._scaler is not None:
             self._scaler.update()
         self._stepped.clear()
+
+    def forget_batch(self) -> None:
+        """Forget which optimizers have stepped."""
+        self._stepped.clear()
+        _forget_steps(self._scaler)
+
+    def state_tensors(self) -> list[Tensor]:
+        """Return those of the scaler."""
+        return _tensors_of(self._scaler)
 
 
 class Autocast(Scaled):
@@ -213,6 +237,16 @@ class BoundedScaler(torch.amp.GradScaler):
         super().update(new_scale)
         if self._scale is not None:
             self._scale.clamp_(min=self._smallest, max=self._largest)
+
+
+def _forget_steps(scaler: Any) -> None:
+    if isinstance(scaler, torch.amp.GradScaler):
+        scaler._per_optimizer_states.clear()
+
+
+def _tensors_of(scaler: Any) -> list[Tensor]:
+    kept = (getattr(scaler, "_scale", None), getattr(scaler, "_growth_tracker", None))
+    return [tensor for tensor in kept if isinstance(tensor, Tensor)]
 
 
 def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:

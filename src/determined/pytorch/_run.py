@@ -17,6 +17,8 @@ from determined.pytorch._compile import compile_models
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data import DataLoader
 from determined.pytorch._display import Display, continue_command, display_for
+from determined.pytorch._fused import fuse
+from determined.pytorch._graphs import graphed
 from determined.pytorch._loop import Loop
 from determined.pytorch._lr_scheduler import auto_steps
 from determined.pytorch._metrics import MetricWindow
@@ -95,6 +97,8 @@ def _train(
     share = _share_of(context, stream, progress, saved)
     plan = settings.plan(stream.epochs, progress.batches_trained)
     display = display_for(context.distributed, progress, plan, _length_of(trial))
+    if context.experimental.fuses_optimizers and not context.backend.computes_together:
+        fuse(context.optimizers, context.models, display.say)
     policy = _policy(context, settings, display)
     window = MetricWindow()
     common: dict[str, Stateful] = {"progress": progress, "policy": policy}
@@ -111,7 +115,8 @@ def _train(
         display,
         saver,
         training_together(context),
-        _after_batch(context, clock) as after_batch,
+        graphed(context, trial.train_batch, context.batch_mover(), display.say) as ways,
+        _after_batch(context, clock, with_precision=not ways.ends_batches) as after_batch,
         Timings(settings.profiler, context.services.profiler, context.device) as timings,
     ):
         loop = Loop(
@@ -119,8 +124,8 @@ def _train(
             progress=progress,
             clock=clock,
             fetch=fetch,
-            to_device=context.batch_mover(),
-            train_batch=trial.train_batch,
+            to_device=ways.to_device,
+            train_batch=ways.train_batch,
             after_batch=after_batch,
             validation=validation,
             saver=saver,
@@ -349,10 +354,12 @@ def _following(context: PyTorchTrialContext, clock: Clock) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _after_batch(context: PyTorchTrialContext, clock: Clock) -> Iterator[list[Callable[[], None]]]:
+def _after_batch(
+    context: PyTorchTrialContext, clock: Clock, *, with_precision: bool
+) -> Iterator[list[Callable[[], None]]]:
     """Give what must follow each batch: nothing, in the plainest case."""
     steps: list[Callable[[], None]] = []
-    if context.precision.has_work_after_batch:
+    if with_precision and context.precision.has_work_after_batch:
         steps.append(context.precision.after_batch)
     for stepper in auto_steps(context.lr_schedulers, clock, context.aggregation_frequency):
         steps.append(stepper.after_batch)

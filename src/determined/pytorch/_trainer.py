@@ -20,7 +20,7 @@ from determined.core._recording import RunFacts
 from determined.pytorch import _rng
 from determined.pytorch._backend import Backend
 from determined.pytorch._context import PyTorchTrialContext
-from determined.pytorch._optimizations import applied
+from determined.pytorch._optimizations import applied, with_optimizations
 from determined.pytorch._plan import Batch, Epoch, TrainUnit
 from determined.pytorch._policy import POLICIES
 from determined.pytorch._process_group import joined
@@ -42,6 +42,7 @@ def init(
     distributed: core.DistributedContext | None = None,
     aggregation_frequency: int = 1,
     enable_tensorboard_logging: bool = True,
+    optimizations: dict[str, Any] | None = None,
 ) -> Iterator[PyTorchTrialContext]:
     """Give the context of a training run; leaving the block closes what entering it opened.
 
@@ -52,10 +53,14 @@ def init(
     `exp_conf` is an experiment config, of which a local run uses `name`, `searcher` (the metric of the best
     checkpoint), `checkpoint_storage`, `optimizations` and `reproducibility.experiment_seed`. A managed run takes
     hyperparameters and config from its runner. With `aggregation_frequency=k`, optimizers step on every k-th batch.
+    `optimizations` are settings of the section of that name which go before those of the config, such as
+    `{"cuda_graphs": True, "mixed_precision": "bf16"}`.
     """
-    _check_init(hparams, exp_conf, distributed, aggregation_frequency)
+    _check_init(hparams, exp_conf, distributed, aggregation_frequency, optimizations)
     info = get_cluster_info()
     config, values = (info.trial._config, info.trial.hparams) if info else (exp_conf, hparams)
+    if optimizations:
+        config = with_optimizations(config, optimizations)
     with joined(distributed) as (ranks, backend):
         yield from _context_of(ranks, backend, info, config, values, aggregation_frequency, enable_tensorboard_logging)
 
@@ -183,8 +188,8 @@ class Trainer:
         run(self._trial, self._context, settings)
 
 
-def _check_init(hparams: Any, exp_conf: Any, distributed: Any, aggregation_frequency: Any) -> None:
-    for name, value in (("hparams", hparams), ("exp_conf", exp_conf)):
+def _check_init(hparams: Any, exp_conf: Any, distributed: Any, aggregation_frequency: Any, optimizations: Any) -> None:
+    for name, value in (("hparams", hparams), ("exp_conf", exp_conf), ("optimizations", optimizations)):
         if value is not None and not isinstance(value, Mapping):
             raise TypeError(f"init({name}={value!r}): pass a dict, or leave it out.")
     if distributed is not None and not isinstance(distributed, core.DistributedContext):

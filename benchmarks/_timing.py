@@ -1,0 +1,25 @@
+"""How the benchmarks time a turn of training."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+
+class Watch:
+    """Seconds a batch, from the first quarter of a turn to its end, with a GPU at rest at both if there is one."""
+
+    def __init__(self, batches: int) -> None:
+        self._first, self._last = batches // 4, batches - 1
+        self._waits = torch.cuda.is_available()
+        self._began = 0.0
+        self.seconds = 0.0
+
+    def tick(self, batch_idx: int) -> None:
+        if self._waits and batch_idx in (self._first, self._last):
+            torch.cuda.synchronize()
+        if batch_idx == self._first:
+            self._began = time.perf_counter()
+        elif batch_idx == self._last:
+            self.seconds = (time.perf_counter() - self._began) / (self._last - self._first)
