@@ -119,6 +119,6 @@ def constant_hparams(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
             values[name] = given
         elif given.get("type") == "const":
             values[name] = given["val"]
-        elif "type" not in given:
+        elif not isinstance(given.get("type"), str):  # a map of others, one of which may be called so
             values[name] = constant_hparams(given)
     return values

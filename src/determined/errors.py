@@ -2,6 +2,7 @@
 
     DeterminedException
     ├── InvalidExperimentException      the program asks for something that cannot work
+    │   └── InvalidConfig               an experiment config breaks rules (also ValueError)
     ├── InternalException               a call came at a time when it has no meaning
     ├── InvalidCheckpointException      a checkpoint is damaged, incomplete or unusable
     │   └── CheckpointNotFoundException (also FileNotFoundError)
@@ -16,6 +17,7 @@ Programs written for Determined catch some mistakes as `AssertionError`; `Misuse
 new code, which would expect a `ValueError`.
 """
 
+import dataclasses
 from collections.abc import Iterable
 
 
@@ -25,6 +27,35 @@ class DeterminedException(Exception):
 
 class InvalidExperimentException(DeterminedException):
     """The trial or its configuration asks for something that cannot work."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigProblem:
+    """One rule that an experiment config breaks."""
+
+    path: str
+    """The key, such as `searcher.max_trials`; empty for the config as a whole."""
+    rule: str
+    """What is wrong with it, as a clause."""
+    remedy: str
+    """What to write instead, as a sentence."""
+    line: int | None = None
+    """The line of the text that the config was read from."""
+    value: str | None = None
+    """The value that arrived, on one line of limited length; None if none did. Secrets are masked."""
+
+    def __str__(self) -> str:
+        line = "" if self.line is None else f"line {self.line}"
+        thing = " = ".join(part for part in (self.path, self.value) if part)
+        return f"{': '.join(part for part in (line, thing, self.rule) if part)}. {self.remedy}"
+
+
+class InvalidConfig(InvalidExperimentException, ValueError):
+    """An experiment config breaks rules, all of which are in `problems`."""
+
+    def __init__(self, msg: str, problems: Iterable[ConfigProblem] = ()) -> None:
+        super().__init__(msg)
+        self.problems = tuple(problems)
 
 
 class InternalException(DeterminedException):

@@ -52,15 +52,18 @@ def test_refuses(words: str, said: str, refused: Callable[[str], str]) -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ("min_validation_peroid: 3", "did you mean 'min_validation_period'?"),
+        ("min_validation_peroid: 3", "Did you mean min_validation_period?"),
         ("searcher: {name: single}", "write, for example, searcher: {max_length: {epochs: 3}}"),
-        ("searcher: {max_length: {epochs: 0}}", "write a length of at least 1"),
-        ("searcher: {max_length: {hours: 3}}", "{'hours': 3} in the experiment config is not a length"),
-        ("{searcher: {max_length: 3}, min_checkpoint_period: often}", "min_checkpoint_period='often'"),
-        ("{searcher: {max_length: 3}, hyperparameters: {a: {b: {type: int}}}}", "write a.b: 0.1"),
+        ("searcher: {max_length: {epochs: 0}}", 'line 1: searcher.max_length = {"epochs": 0}: a training of length 0'),
+        ("searcher: {max_length: {hours: 3}}", "searcher.max_length.hours: there is no such key here"),
+        (
+            "{searcher: {max_length: 3}, min_checkpoint_period: often}",
+            'min_checkpoint_period = "often": it is not a length',
+        ),
+        ("{searcher: {max_length: 3}, hyperparameters: {a: {b: {type: int, minval: 1, maxval: 3}}}}", "write a.b: 0.1"),
         ("[1, 2]", "an experiment config is a map"),
         ("a: b: c", "it is not YAML"),
-        ("searcher: 3", "searcher=3 in the experiment config is not a map"),
+        ("searcher: 3", "searcher = 3: it is not a map of keys and values"),
     ],
 )
 def test_refuses_config(config: str, said: str, project: pathlib.Path, refused: Callable[[str], str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from determined.experiment.config import from_map
 from determined.launch._harness import train
 from trials import records, saved_at, steps_of
 
@@ -120,6 +121,26 @@ def test_managed_run_takes_everything_from_its_runner(
     assert steps_of("training")[-1] == 11
     with pytest.raises(ValueError, match="leave --config out"):
         train("model_def:Trial", "experiment.json")
+
+
+def test_managed_run_understands_a_config_with_every_default_filled_in(
+    contexts: Any, project: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts()  # whose trial the managed run goes on with
+    searcher = CONFIG["searcher"] | {"max_length": {"records": 48}}
+    filled = from_map(CONFIG | {"searcher": searcher, "checkpoint_policy": "none"}).to_dict()
+    variables = {
+        "DET_TRIAL_ID": "1",
+        "DET_EXPERIMENT_ID": "1",
+        "DET_TRIAL_SEED": "5",
+        "DET_HPARAMS": json.dumps({"lr": 0.25, "global_batch_size": 4}),
+        "DET_EXPERIMENT_CONFIG": json.dumps(filled),
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    train("model_def:Trial")
+    assert steps_of("training")[-1] == 12
+    assert sys.modules["model_def"].Trial.made[-1].get_experiment_config() == filled
 
 
 @pytest.mark.parametrize(

@@ -192,10 +192,11 @@ def test_context_from_a_config_has_its_constant_hparams() -> None:
             "width": 3,
             "depth": {"type": "int", "minval": 1, "maxval": 2},
             "net": {"kind": "a"},
+            "optimizer": {"type": {"type": "const", "val": "sgd"}},
         }
     }
     context = det.TrialContext.from_config(config)
-    assert context.get_hparams() == {"lr": 0.1, "width": 3, "net": {"kind": "a"}}
+    assert context.get_hparams() == {"lr": 0.1, "width": 3, "net": {"kind": "a"}, "optimizer": {"type": "sgd"}}
     assert context.get_experiment_config() == config
 
 

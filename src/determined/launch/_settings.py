@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import os
-import pathlib
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from determined import errors
 from determined.pytorch import Batch, Epoch, TrainUnit
 
-# fmt: off
-_KEYS = (
-    "bind_mounts", "checkpoint_policy", "checkpoint_storage", "data", "data_layer", "debug", "description",
-    "entrypoint", "environment", "hyperparameters", "integrations", "labels", "log_policies", "max_restarts",
-    "min_checkpoint_period", "min_validation_period", "name", "optimizations", "pbs", "perform_initial_validation",
-    "pod_spec", "preemption_timeout", "profiling", "project", "records_per_epoch", "registry_auth", "reproducibility",
-    "resources", "retention_policy", "scheduling_unit", "searcher", "slurm", "workspace",
-)
-# fmt: on
 _RANGES = ("int", "double", "log", "categorical")
-# YAML 1.1, which the library reads, takes 1e-3 for a text; people mean the number.
-_FLOAT = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+")
+# What a search would need, and the training of one trial does not.
+_ASSUMED = {"searcher": {"name": "single", "metric": "loss"}}
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the experiment config in a file of YAML or JSON."""
+    """Return the experiment config in a file of YAML or JSON, as it is written there."""
+    from determined.experiment import config
+
     try:
-        text = pathlib.Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--config {path}: it cannot be read ({error}).") from None
-    config = _parse(text, path)
-    if not isinstance(config, dict):
-        raise ValueError(f"--config {path}: an experiment config is a map of keys and values, not {config!r}.")
-    for key in config:
-        if key not in _KEYS:
-            near = difflib.get_close_matches(str(key), _KEYS, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; the keys are {', '.join(_KEYS)}."
-            raise ValueError(f"--config {path}: there is no key {key!r} in an experiment config{hint}")
-    return config
+        return config.read(path, assumed=_ASSUMED)
+    except errors.InvalidConfig as error:
+        raise errors.InvalidConfig(f"--config {error}", error.problems) from None
 
 
 def constants(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,25 +58,6 @@ def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if value is not None and not isinstance(value, Mapping):
         raise ValueError(f"{name}={value!r} in the experiment config is not a map of keys and values.")
     return value or {}
-
-
-def _parse(text: str, path: str | os.PathLike[str]) -> Any:
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """Reads numbers as YAML 1.2 does, and dates as the texts that they are in JSON."""
-
-    Loader.yaml_implicit_resolvers = {
-        first: [(tag, form) for tag, form in forms if tag != "tag:yaml.org,2002:timestamp"]
-        for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^{_FLOAT.pattern}$"), list("-+.0123456789"))
-    try:
-        return json.loads(json.dumps(yaml.load(text, Loader)))
-    except yaml.YAMLError as error:
-        raise ValueError(f"--config {path}: it is not YAML. {error}") from None
-    except TypeError as error:
-        raise ValueError(f"--config {path}: it holds something that JSON has no word for. {error}.") from None
 
 
 def _constant(value: Any, name: str) -> Any:

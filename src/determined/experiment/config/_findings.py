@@ -1,0 +1,234 @@
+"""From what pydantic says about a config to what people can use: where, what, which rule, what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+import pydantic
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from determined.experiment.config._experiment import ExperimentConfig
+from determined.experiment.config._hyperparameters import KINDS
+from determined.experiment.config._searcher import SEARCHERS
+from determined.experiment.config._section import Breach, Path, Section, is_marked, tagged
+from determined.experiment.config._storage import HOME, STORAGES, HomeStorage
+from determined.experiment.config._text import any_of, in_yaml, nearest
+
+NOTHING = object()
+SECRET = object()
+
+# The kinds that a section can be of, by the key that tells them apart.
+_FAMILIES = (("name", SEARCHERS), ("type", STORAGES), ("type", KINDS))
+_KINDS: dict[str, type[Section]] = {
+    tagged(str(kind.model_fields[key].default)): kind for key, family in _FAMILIES for kind in family
+} | {HOME: HomeStorage}
+
+
+class Finding(NamedTuple):
+    """One rule that does not hold."""
+
+    path: Path
+    rule: str
+    remedy: str
+    value: Any = NOTHING
+    needs: frozenset[str] = frozenset()
+
+
+class _Place(NamedTuple):
+    """What the models know about a place in a config."""
+
+    path: Path
+    field: FieldInfo | None
+    name: str  # of the field
+    section: type[Section] | None  # that is there, or is missing there
+
+    @property
+    def example(self) -> str:
+        """The key as it could be written."""
+        examples = self.field.examples if self.field else None
+        return f"{self.name}: {in_yaml(examples[0])}" if examples else "something else"
+
+
+def findings(error: pydantic.ValidationError) -> Iterator[Finding]:
+    """Yield what an error of the models means."""
+    for detail in error.errors(include_url=False):
+        yield from _findings(detail)
+
+
+def _findings(detail: ErrorDetails) -> Iterator[Finding]:
+    place = _place(detail["loc"])
+    kind = detail["type"]
+    if kind == "breaches":
+        for breach in detail["ctx"]["breaches"]:
+            yield _of_breach(place, breach, detail["input"])
+    elif kind == "extra_forbidden":
+        yield _of_unknown_key(detail["loc"])
+    elif kind in ("union_tag_invalid", "union_tag_not_found"):
+        yield _of_unknown_kind(place, detail["input"])
+    else:
+        value = NOTHING if kind == "missing" else detail["input"]
+        is_secret = place.field is not None and is_marked(place.field, "secret")
+        rule, remedy = _explained(detail, place)
+        yield Finding(place.path, rule, remedy, SECRET if is_secret else value)
+
+
+def _place(loc: tuple[str | int, ...]) -> _Place:
+    path: list[str | int] = []
+    section: type[Section] | None = ExperimentConfig
+    field, name = None, ""
+    for part in loc:
+        if isinstance(part, str) and part.startswith("\0"):
+            section = _KINDS.get(part)
+            continue
+        path.append(part)
+        if isinstance(part, str):
+            field, name = section.model_fields.get(part) if section else None, part
+            section = _section_in(field.annotation) if field else None
+    return _Place(tuple(path), field, name, section)
+
+
+def _section_in(annotation: Any) -> type[Section] | None:
+    if isinstance(annotation, type) and get_origin(annotation) is None:
+        return annotation if issubclass(annotation, Section) else None
+    return next((found for part in get_args(annotation) if (found := _section_in(part))), None)
+
+
+def _of_breach(place: _Place, breach: Breach, given: Any) -> Finding:
+    value: Any = given
+    for key in breach.at:
+        try:
+            value = value[key]
+        except (LookupError, TypeError):
+            value = NOTHING
+            break
+    field = place.section.model_fields.get(str(breach.at[0])) if breach.at and place.section else None
+    if field is not None and is_marked(field, "secret"):
+        value = SECRET
+    return Finding((*place.path, *breach.at), breach.rule, breach.remedy, value, breach.needs)
+
+
+def _of_unknown_key(loc: tuple[str | int, ...]) -> Finding:
+    *above, key = loc
+    section = _place(tuple(above)).section
+    known = list(section.model_fields) if section else []
+    path = _place(loc).path
+    if (owners := _owners(section, str(key))) is not None:
+        remedy = f"It belongs to {owners}."
+    elif near := nearest(key, known):
+        remedy = _did_you_mean(near)
+    elif (home := _home_of(str(key))) is not None and section is ExperimentConfig:
+        remedy = f"It belongs below {home}."
+    else:
+        remedy = f"The keys here are {', '.join(known)}."
+        if section is ExperimentConfig:
+            remedy += " Hyperparameters go below hyperparameters, what else the program needs below data."
+    return Finding(path, "there is no such key here", remedy)
+
+
+def _owners(section: type[Section] | None, key: str) -> str | None:
+    """Return of which other kinds than this a key is, if any: 'name: random or gp'."""
+    for tag, family in _FAMILIES:
+        if section in family or (section is HomeStorage and family is STORAGES):
+            owners = [str(kind.model_fields[tag].default) for kind in family if key in kind.model_fields]
+            return f"{tag}: {any_of(owners)}" if owners else None
+    return None
+
+
+def _home_of(key: str) -> str | None:
+    """Return the section of the config that has a key."""
+    for name, field in ExperimentConfig.model_fields.items():
+        section = _section_in(field.annotation)
+        if section is not None and key in section.model_fields:
+            return name
+    return "searcher" if any(key in kind.model_fields for kind in SEARCHERS) else None
+
+
+def _of_unknown_kind(place: _Place, given: Any) -> Finding:
+    key, family = next((key, family) for key, family in _FAMILIES if _is_family(place, family))
+    choices = [str(kind.model_fields[key].default) for kind in family]
+    if not isinstance(given, Mapping):
+        return Finding(place.path, "it is not a map of keys and values", f"Write {place.example}.", given)
+    path = (*place.path, key)
+    kind = given.get(key)
+    if kind is None:
+        return Finding(path, "it is required", f"Write {key}: {any_of(choices)}.")
+    remedy = _did_you_mean(nearest(kind, choices)) or f"Write {key}: {any_of(choices)}."
+    if family is KINDS:
+        remedy += (
+            f" A map with {key} is a range; a hyperparameter of that name is written "
+            f"{key}: {{type: const, val: {kind}}}."
+        )
+    return Finding(path, f"it is not one of {', '.join(choices)}", remedy, kind)
+
+
+def _is_family(place: _Place, family: tuple[type[Section], ...]) -> bool:
+    return family is {"searcher": SEARCHERS, "checkpoint_storage": STORAGES}.get(str(place.path[0]), KINDS)
+
+
+def _choices(annotation: Any) -> list[str]:
+    """Return the words that a key can be."""
+    if get_origin(annotation) is Literal:
+        return [str(word) for word in get_args(annotation)]
+    return [word for part in get_args(annotation) for word in _choices(part)]
+
+
+def _explained(detail: ErrorDetails, place: _Place) -> tuple[str, str]:
+    """Return the rule and the remedy."""
+    kind, value, limits = detail["type"], detail["input"], detail.get("ctx") or {}
+    if kind in _CLAUSES:
+        return _CLAUSES[kind], _REMEDIES.get(kind, _by_example)(place, value)
+    if kind == "literal_error":
+        choices = _choices(place.field.annotation if place.field else None)
+        return f"it is not one of {', '.join(choices)}", _did_you_mean(nearest(value, choices)) or _by_example(place)
+    for name, clause in _LIMITS.items():
+        if name in limits:
+            return f"{clause} {_number(limits[name])}", _by_example(place)
+    return f"it is not accepted ({detail['msg']})", _by_example(place)
+
+
+_CLAUSES = {
+    "missing": "it is required",
+    "model_type": "it is not a map of keys and values",
+    "dict_type": "it is not a map of keys and values",
+    "list_type": "it is not a list",
+    "string_type": "it is not a text",
+    "int_type": "it is not a whole number",
+    "float_type": "it is not a number",
+    "finite_number": "it is not a finite number",
+    "bool_type": "it is neither true nor false",
+    "too_short": "it is empty",
+    "string_too_short": "it is empty",
+    "string_pattern_mismatch": "it is not of the form module:Class",
+}
+_LIMITS = {"gt": "it is not above", "ge": "it is less than", "lt": "it is not below", "le": "it is more than"}
+
+
+def _number(limit: Any) -> str:
+    return f"{limit:g}" if isinstance(limit, float) else str(limit)
+
+
+def _did_you_mean(near: str | None) -> str:
+    return f"Did you mean {near}?" if near else ""
+
+
+def _by_example(place: _Place, value: Any = None) -> str:
+    return f"Write {place.example}."
+
+
+def _whole(place: _Place, value: Any) -> str:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return f"Write {place.name}: {int(value)}."
+    if isinstance(value, str) and value.strip().isdecimal():
+        return f"Write {place.name}: {value.strip()}, without quotes."
+    return _by_example(place)
+
+
+def _quoted(place: _Place, value: Any) -> str:
+    if isinstance(value, int | float):
+        return f"Put it in quotes if it is meant as a text, or write, for example, {place.example}."
+    return _by_example(place)
+
+
+_REMEDIES: dict[str, Callable[[_Place, Any], str]] = {"int_type": _whole, "string_type": _quoted}

@@ -1,0 +1,172 @@
+"""The section `checkpoint_storage`: where checkpoints go, and which of them stay."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from determined.experiment.config._section import Breach, Natural, Section, Text, inert, secret, tagged
+
+_Prefix = Annotated[
+    Text | None, Field(description="What the names of all files in the bucket begin with.", examples=["checkpoints"])
+]
+
+
+class _Storage(Section):
+    """Which checkpoints are left when an experiment has ended."""
+
+    save_experiment_best: Annotated[
+        Natural, Field(description="How many of the best checkpoints of the whole experiment stay.", examples=[3])
+    ] = 0
+    save_trial_best: Annotated[
+        Natural, Field(description="How many of the best checkpoints of each trial stay.", examples=[1])
+    ] = 1
+    save_trial_latest: Annotated[
+        Natural, Field(description="How many of the latest checkpoints of each trial stay.", examples=[1])
+    ] = 1
+
+
+class HomeStorage(_Storage):
+    """Checkpoints are kept in the home folder. This is what holds when there is no `type`."""
+
+
+class SharedFsStorage(_Storage):
+    """Checkpoints are kept in a folder, which may be on a shared file system."""
+
+    type: Annotated[Literal["shared_fs"], Field(description="`shared_fs`", examples=["shared_fs"])] = "shared_fs"
+    host_path: Annotated[str, Field(description="An absolute path.", examples=["/mnt/shared"])]
+    storage_path: Annotated[str | None, Field(description="A folder below `host_path`.", examples=["checkpoints"])] = (
+        None
+    )
+    propagation: Annotated[Any, inert("How the path is mounted in a container.", "rprivate")] = None
+
+    def breaches(self) -> Iterator[Breach]:
+        """Yield that the folder is not where it must be."""
+        yield from _absolute("host_path", self.host_path, "/mnt/shared")
+        folder = os.path.normpath(os.path.join(self.host_path, self.storage_path or ""))
+        if not pathlib.PurePath(folder).is_relative_to(os.path.normpath(self.host_path)):
+            yield Breach(
+                ("storage_path",),
+                f"it leaves host_path={self.host_path!r}",
+                "Write a folder below it, such as storage_path: checkpoints.",
+            )
+
+
+class DirectoryStorage(_Storage):
+    """Checkpoints are kept in a folder."""
+
+    type: Annotated[Literal["directory"], Field(description="`directory`", examples=["directory"])] = "directory"
+    container_path: Annotated[str, Field(description="An absolute path.", examples=["/data/checkpoints"])]
+
+    def breaches(self) -> Iterator[Breach]:
+        """Yield that the path is relative."""
+        yield from _absolute("container_path", self.container_path, "/data/checkpoints")
+
+
+class GcsStorage(_Storage):
+    """Checkpoints are kept in Google Cloud Storage."""
+
+    type: Annotated[Literal["gcs"], Field(description="`gcs`", examples=["gcs"])] = "gcs"
+    bucket: Annotated[Text, Field(description="The name of the bucket.", examples=["my-bucket"])]
+    prefix: _Prefix = None
+
+    def breaches(self) -> Iterator[Breach]:
+        """Yield that the prefix leads elsewhere."""
+        yield from _inside(self.prefix)
+
+
+class S3Storage(_Storage):
+    """Checkpoints are kept in Amazon S3, or in a store that speaks its language."""
+
+    type: Annotated[Literal["s3"], Field(description="`s3`", examples=["s3"])] = "s3"
+    bucket: Annotated[Text, Field(description="The name of the bucket.", examples=["my-bucket"])]
+    prefix: _Prefix = None
+    access_key: Annotated[Text | None, secret("The access key; with `secret_key` or not at all.", "AKIA0123")] = None
+    secret_key: Annotated[Text | None, secret("The secret key; with `access_key` or not at all.", "wJal0123")] = None
+    endpoint_url: Annotated[
+        Text | None, Field(description="Where the store is, if not at Amazon.", examples=["https://minio.example:9000"])
+    ] = None
+
+    def breaches(self) -> Iterator[Breach]:
+        """Yield what does not go together."""
+        yield from _inside(self.prefix)
+        yield from _url("endpoint_url", self.endpoint_url)
+        if (self.access_key is None) != (self.secret_key is None):
+            missing = "access_key" if self.access_key is None else "secret_key"
+            yield Breach(
+                (missing,),
+                "access_key and secret_key go together",
+                "Write both, or neither to use the credentials of the machine.",
+            )
+
+
+class AzureStorage(_Storage):
+    """Checkpoints are kept in Azure Blob Storage."""
+
+    type: Annotated[Literal["azure"], Field(description="`azure`", examples=["azure"])] = "azure"
+    container: Annotated[Text, Field(description="The name of the container.", examples=["my-container"])]
+    connection_string: Annotated[
+        Text | None,
+        secret("Where the account is and how to get in; instead of `account_url`.", "AccountName=me;AccountKey=k3y"),
+    ] = None
+    account_url: Annotated[
+        Text | None, Field(description="Where the account is.", examples=["https://me.blob.core.windows.net"])
+    ] = None
+    credential: Annotated[Text | None, secret("How to get in; goes with `account_url`.", "k3y")] = None
+
+    def breaches(self) -> Iterator[Breach]:
+        """Yield what does not go together."""
+        yield from _url("account_url", self.account_url)
+        if (self.connection_string is None) == (self.account_url is None):
+            yield Breach(
+                (),
+                "azure needs exactly one of connection_string and account_url",
+                "Write account_url: https://me.blob.core.windows.net.",
+            )
+        elif self.credential is not None and self.account_url is None:
+            yield Breach(("credential",), "it goes with account_url", "Remove it; connection_string says it all.")
+
+
+STORAGES = (SharedFsStorage, DirectoryStorage, GcsStorage, S3Storage, AzureStorage)
+HOME = tagged(tagged("home"))  # no text under `type` can be equal to it
+
+
+def _kind(value: Any) -> str | None:
+    if isinstance(value, STORAGES):
+        return tagged(value.type)
+    if not isinstance(value, Mapping | HomeStorage):
+        return None
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if kind is None:
+        return HOME
+    return tagged(kind) if isinstance(kind, str) else None
+
+
+CheckpointStorage = Annotated[
+    Annotated[HomeStorage, Tag(HOME)]
+    | Annotated[SharedFsStorage, Tag(tagged("shared_fs"))]
+    | Annotated[DirectoryStorage, Tag(tagged("directory"))]
+    | Annotated[GcsStorage, Tag(tagged("gcs"))]
+    | Annotated[S3Storage, Tag(tagged("s3"))]
+    | Annotated[AzureStorage, Tag(tagged("azure"))],
+    Discriminator(_kind),
+]
+
+
+def _absolute(name: str, path: str, example: str) -> Iterator[Breach]:
+    if not os.path.isabs(path):
+        yield Breach((name,), "it is not an absolute path", f"Write {name}: {example}.")
+
+
+def _inside(prefix: str | None) -> Iterator[Breach]:
+    if prefix is not None and ".." in prefix.split("/"):
+        yield Breach(("prefix",), "it leads out of the bucket by '..'", "Write prefix: checkpoints.")
+
+
+def _url(name: str, url: str | None) -> Iterator[Breach]:
+    if url is not None and not url.startswith(("http://", "https://")):
+        yield Breach((name,), "it is not a URL", f"Write {name}: https://...")
