@@ -226,3 +226,9 @@ def test_torch_may_be_imported_first_within_the_block(tmp_path: pathlib.Path) ->
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_packages_are_there_without_having_been_imported() -> None:
+    program = "import determined as det; print(det.core.init.__name__, det.pytorch.Trainer.__name__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["init", "Trainer"]

@@ -35,9 +35,13 @@ __all__ = [
 ]
 
 _LAZY = {"TrialContext": "determined._trial_context"}
+_PACKAGES = {"core", "experimental", "pytorch", "tensorboard"}
+"""What programs use as `det.core.init()` without having imported it."""
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"determined.{name}")
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'determined' has no attribute {name!r}")

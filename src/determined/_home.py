@@ -2,11 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
 
 HOME_VARIABLE = "DET_HOME"
+RUN_FOLDER_VARIABLE = "DET_RUN_FOLDER"
+"""Tells a trial process the folder of its run."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunFolder:
+    """What is kept of one run of a trial: its output, and how it ended."""
+
+    path: pathlib.Path
+
+    def log(self, rank: int) -> pathlib.Path:
+        """The output of one rank."""
+        return self.path / f"rank-{rank}.log"
+
+    def logs(self) -> dict[int, pathlib.Path]:
+        """The output of all ranks that have any, by their number."""
+        numbers = [path.stem.removeprefix("rank-") for path in self.path.glob("rank-*.log")]
+        return {rank: self.log(rank) for rank in sorted(map(int, filter(str.isdecimal, numbers)))}
+
+    @property
+    def keeper(self) -> pathlib.Path:
+        """Which process keeps the run."""
+        return self.path / "keeper.json"
+
+    @property
+    def end(self) -> pathlib.Path:
+        """How the run ended; there once it has."""
+        return self.path / "exit.json"
+
+    @property
+    def invalid_hp(self) -> pathlib.Path:
+        """Why the trial gave up on its hyperparameters; there only if it did."""
+        return self.path / "invalid_hp"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,9 +59,39 @@ class Home:
         """One folder a checkpoint id."""
         return self.path / "checkpoints"
 
+    def tensorboards(self, experiment_id: int) -> pathlib.Path:
+        """TensorBoard files of all trials of an experiment."""
+        return self.path / "tensorboard" / f"experiment-{experiment_id}"
+
     def tensorboard(self, experiment_id: int, trial_id: int) -> pathlib.Path:
         """TensorBoard files of one trial."""
-        return self.path / "tensorboard" / f"experiment-{experiment_id}" / f"trial-{trial_id}"
+        return self.tensorboards(experiment_id) / f"trial-{trial_id}"
+
+    def experiment(self, experiment_id: int) -> pathlib.Path:
+        """What a runner keeps of one experiment."""
+        return self.path / "experiments" / str(experiment_id)
+
+    def code(self, experiment_id: int) -> pathlib.Path:
+        """The snapshot of the program that an experiment's trials run."""
+        return self.experiment(experiment_id) / "code"
+
+    def runner_log(self, experiment_id: int) -> pathlib.Path:
+        """What the runner of an experiment has to say."""
+        return self.experiment(experiment_id) / "runner.log"
+
+    def trial(self, experiment_id: int, trial_id: int) -> pathlib.Path:
+        """The folders of a trial's runs."""
+        return self.experiment(experiment_id) / f"trial-{trial_id}"
+
+    def logs(self, experiment_id: int) -> list[pathlib.Path]:
+        """All output that is kept of an experiment: its runner's, and that of its trials' runs."""
+        trials = sorted(self.experiment(experiment_id).glob("trial-*"))
+        of_runs = [log for trial in trials for run in runs_of(trial).values() for log in run.logs().values()]
+        return [log for log in (self.runner_log(experiment_id), *of_runs) if log.exists()]
+
+    def run(self, experiment_id: int, trial_id: int, run_id: int) -> RunFolder:
+        """The folder of one run of a trial."""
+        return RunFolder(self.trial(experiment_id, trial_id) / f"run-{run_id}")
 
     @property
     def unattached_tensorboard(self) -> pathlib.Path:
@@ -39,6 +103,31 @@ def home() -> Home:
     """Return the home folder: `DET_HOME` if set, else the user's data folder of this platform."""
     chosen = os.environ.get(HOME_VARIABLE)
     return Home(pathlib.Path(chosen).expanduser().absolute() if chosen else _user_data_folder())
+
+
+def trials_of(experiment: pathlib.Path) -> dict[int, pathlib.Path]:
+    """Return the folders of an experiment's trials that have any, by their id, in order."""
+    return {number: experiment / f"trial-{number}" for number in _numbered(experiment, "trial-")}
+
+
+def runs_of(trial: pathlib.Path) -> dict[int, RunFolder]:
+    """Return the folders of a trial's runs by their number, in order."""
+    return {number: RunFolder(trial / f"run-{number}") for number in _numbered(trial, "run-")}
+
+
+def _numbered(folder: pathlib.Path, prefix: str) -> list[int]:
+    numbers = [path.name.removeprefix(prefix) for path in folder.glob(f"{prefix}*")]
+    return sorted(map(int, filter(str.isdecimal, numbers)))
+
+
+def note_invalid_hp(reason: str) -> None:
+    """Let whoever keeps this run know that its hyperparameters make no sense; the first reason stays."""
+    folder = os.environ.get(RUN_FOLDER_VARIABLE)
+    if not folder:
+        return
+    note = RunFolder(pathlib.Path(folder)).invalid_hp
+    with contextlib.suppress(OSError), note.open("x", encoding="utf-8", errors="replace") as file:
+        file.write(reason)  # the file alone tells enough where the disk is full
 
 
 def _user_data_folder() -> pathlib.Path:

@@ -31,11 +31,25 @@ NAMES: dict[str, str] = {
         sync_folder
     """,
     "determined.tracking": """
-        BestValidation CheckpointDeleted CheckpointRecord CheckpointSaved CheckpointState Continued ExperimentRecord
-        Message MetadataChanged MetricReport MetricSummary ProgressChanged Recorder Records RunDescription RunProcess
-        RunState SeedChanged StateChanged StatusChanged TrialRecord encode_json
+        BestValidation Catalog CheckpointDeleted CheckpointRecord CheckpointSaved CheckpointState Continued Control
+        Demand Desired ExperimentChange ExperimentDescription ExperimentRecord KEEP Keep Lease Ledger Message
+        MetadataChanged MetricReport MetricSummary ModelRecord ModelVersionRecord NewTrial ProgressChanged Recorder
+        Records Registry RunDescription RunProcess RunRecord RunState SearchEvent SeedChanged Slots Snapshot
+        StateChanged StatusChanged TrialChange TrialEntry TrialRecord Turn Validation Wish encode_json
+    """,
+    "determined.experimental": "Checkpoint Determined Experiment Model ModelVersion Trial client",
+    "determined.experimental.client": """
+        Checkpoint CheckpointSortBy CheckpointState CheckpointTrainingMetadata Determined Experiment ExperimentSortBy
+        ExperimentState Model ModelSortBy ModelVersion OrderBy Trial TrialMetrics TrialSortBy TrialState
+        create_experiment create_model get_checkpoint get_experiment get_model get_trial list_experiments list_models
+        login
     """,
     "determined.tensorboard": "EventFile current set_current summary_writer",
+    "determined.experiment.config": """
+        AdaptiveAshaSearcher AsyncHalvingSearcher Categorical Const CustomSearcher Double ExperimentConfig GpSearcher
+        GridSearcher Hyperparameter Int Length Log RandomSearcher Searcher SingleSearcher Space TpeSearcher from_map
+        load mask parse read
+    """,
 }
 
 SAMPLERS = (
@@ -52,6 +66,7 @@ SAMPLERS = (
 EXCEPTIONS = (
     "DeterminedException",
     "InvalidExperimentException",
+    "InvalidConfig",
     "InternalException",
     "InvalidCheckpointException",
     "CheckpointNotFoundException",

@@ -3,9 +3,12 @@ from __future__ import annotations
 import os
 import pathlib
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import driving
 import psutil
 import pytest
 
@@ -49,3 +52,21 @@ def recorder(database: pathlib.Path, describe_run: Callable[..., Any]) -> Iterat
 @pytest.fixture
 def records(database: pathlib.Path) -> tracking.Records:
     return tracking.Records(database)
+
+
+@pytest.fixture
+def ledger(database: pathlib.Path) -> Iterator[tracking.Ledger]:
+    """The ledger of a new experiment that this process runs."""
+    with driving.claimed(database) as ledger:
+        yield ledger
+
+
+@pytest.fixture
+def living() -> Iterator[tracking.RunProcess]:
+    """Another process of this machine, which lives."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        try:
+            started = psutil.Process(process.pid).create_time()
+            yield tracking.RunProcess(pid=process.pid, started=started, host=socket.gethostname())
+        finally:
+            process.communicate(b"\n", timeout=60)

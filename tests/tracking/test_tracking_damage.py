@@ -235,6 +235,13 @@ def test_damage_is_named_with_what_to_do(database: pathlib.Path, statement: str,
         tracking.Records(database).trial(1)
 
 
+def test_a_lost_trial_is_missed_by_those_that_continue_it(database: pathlib.Path) -> None:
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE trials SET id = 0 WHERE id = 1")
+    with pytest.raises(TrackingException, match="the trial of row 1 of table 'checkpoints' is gone"):
+        tracking.Records(database).history(2)
+
+
 def test_damage_to_one_trial_leaves_the_others_readable(database: pathlib.Path, truth: dict[str, Any]) -> None:
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("UPDATE metrics SET time = 1.0 WHERE trial_id = 1")

@@ -26,7 +26,8 @@ def without_rules(database: pathlib.Path) -> None:
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("PRAGMA writable_schema = ON")
         connection.execute(
-            "UPDATE sqlite_master SET sql = replace(replace(sql, ' NOT NULL', ''), 'CHECK (id = 1)', '')"
+            "UPDATE sqlite_master SET sql = replace(replace(sql, ' NOT NULL', ''), 'CHECK (id = 1)', '') "
+            "WHERE type = 'table'"
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
+import driving
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import schema
@@ -17,12 +18,12 @@ from determined import errors, tracking
 from determined.tracking import _database, _migrations, _rows, _schema
 
 
-def _add_labels(connection: sa.Connection) -> None:
-    connection.exec_driver_sql("ALTER TABLE experiments ADD COLUMN labels TEXT")
+def _add_color(connection: sa.Connection) -> None:
+    connection.exec_driver_sql("ALTER TABLE experiments ADD COLUMN color TEXT")
 
 
 def _fail(connection: sa.Connection) -> None:
-    connection.exec_driver_sql("ALTER TABLE experiments ADD COLUMN notes TEXT")
+    connection.exec_driver_sql("ALTER TABLE experiments ADD COLUMN smell TEXT")
     raise RuntimeError("half way")
 
 
@@ -49,22 +50,22 @@ def test_a_new_database_has_the_newest_version(recorder: tracking.Recorder, data
 
 
 def test_an_older_database_is_brought_up_to_date_with_its_rows(engine: sa.Engine, database: pathlib.Path) -> None:
-    _migrations.migrate(engine, [*_migrations.MIGRATIONS, _add_labels])
+    _migrations.migrate(engine, [*_migrations.MIGRATIONS, _add_color])
     assert _version(database) == len(_migrations.MIGRATIONS) + 1
-    assert "labels" in _columns(database)
+    assert "color" in _columns(database)
     with engine.begin() as connection:
         assert connection.execute(sa.select(_schema.experiments.c.name)).scalars().all() == ["digits"]
 
 
 def test_a_migration_that_fails_leaves_the_version_before_it(engine: sa.Engine, database: pathlib.Path) -> None:
     with pytest.raises(RuntimeError, match="half way"):
-        _migrations.migrate(engine, [*_migrations.MIGRATIONS, _add_labels, _fail])
+        _migrations.migrate(engine, [*_migrations.MIGRATIONS, _add_color, _fail])
     assert _version(database) == len(_migrations.MIGRATIONS) + 1
-    assert "notes" not in _columns(database)
+    assert "smell" not in _columns(database)
 
 
 def test_a_migration_runs_once_when_several_start_at_once(engine: sa.Engine, database: pathlib.Path) -> None:
-    migrations = [*_migrations.MIGRATIONS, _add_labels]
+    migrations = [*_migrations.MIGRATIONS, _add_color]
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda _: _migrations.migrate(engine, migrations), range(8)))
     assert _version(database) == len(migrations)
@@ -78,7 +79,7 @@ def newer(recorder: tracking.Recorder, database: pathlib.Path) -> pathlib.Path:
 
 
 def test_writing_to_a_newer_database_is_refused(newer: pathlib.Path, describe_run: Callable[..., Any]) -> None:
-    with pytest.raises(errors.SchemaVersionException, match=r"tracking\.db.*99.*up to 2.*upgrade.*DET_HOME"):
+    with pytest.raises(errors.SchemaVersionException, match=r"tracking\.db.*99.*up to 3.*upgrade.*DET_HOME"):
         tracking.Recorder.start(newer, describe_run())
 
 
@@ -164,10 +165,169 @@ def test_lost_rows_of_version_1_are_noticed(old: pathlib.Path) -> None:
         tracking.Records(old).metrics(1)
 
 
+# A database of version 2, made by the program of that time
+
+VERSION_2 = VERSION_1.parents[1] / "tracking-version-2" / "tracking.db"
+
+
+@pytest.fixture
+def sealed(database: pathlib.Path) -> pathlib.Path:
+    """A database of version 2, whose rows have checksums."""
+    database.parent.mkdir()
+    shutil.copy(VERSION_2, database)
+    return database
+
+
+def test_a_database_of_version_2_is_read_as_it_is(sealed: pathlib.Path) -> None:
+    assert _version(sealed) == 2
+    records = tracking.Records(sealed)
+    assert [(one.id, one.name, one.checkpoint_count) for one in records.experiments()] == [
+        (2, "digits", 1),
+        (1, "digits", 1),
+    ]
+    assert _version(sealed) == len(_migrations.MIGRATIONS)
+    assert [(one.group, one.steps_completed) for one in records.history(2)] == [
+        ("training", 1),
+        ("training", 2),
+        ("validation", 2),
+        ("training", 3),
+    ]
+    assert [(one.uuid, one.state.value) for one in records.checkpoints()] == [
+        ("aaaa-1", "DELETED"),
+        ("bbbb-2", "COMPLETED"),
+        ("cccc-3", "COMPLETED"),
+    ]
+    trial = records.trial(2)
+    assert (trial.hparams, trial.metadata, trial.progress) == ({"lr": 0.1, "note": "é😀"}, {"tag": "x"}, 0.5)
+    assert (trial.request_id, trial.run_id, trial.restarts, trial.wish) == (None, 0, 0, None)
+    experiment = records.experiment(1)
+    assert (experiment.labels, experiment.description, experiment.is_archived, experiment.is_local) == (
+        (),
+        None,
+        False,
+        True,
+    )
+
+
+def test_rows_of_version_2_keep_their_checksums(sealed: pathlib.Path) -> None:
+    def checksums() -> list[tuple[int, ...]]:
+        tables = ("experiments", "trials", "metrics", "checkpoints")
+        with closing(sqlite3.connect(sealed)) as connection:
+            return [row for table in tables for row in connection.execute(f"SELECT id, checksum FROM {table}")]
+
+    before = checksums()
+    tracking.Records(sealed).experiments()
+    assert checksums() == before
+    assert None not in {checksum for _, checksum in before}
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE metrics SET time = 1.0 WHERE id = 2", "row 2 of table 'metrics'.*checksum"),
+        ("UPDATE metrics SET run_id = 1 WHERE id = 2", "row 2 of table 'metrics'.*checksum"),
+        ("UPDATE trials SET restarts = 0 WHERE id = 1", "row 1 of table 'trials'.*checksum"),
+        ("UPDATE experiments SET archived = 0 WHERE id = 1", "row 1 of table 'experiments'.*checksum"),
+        ("DELETE FROM metrics WHERE id = 2", "1 metrics of 1, group 'training', where 2 were stored"),
+    ],
+)
+def test_damage_to_what_version_2_wrote_is_noticed_after_the_migration(
+    statement: str, said: str, sealed: pathlib.Path
+) -> None:
+    tracking.Records(sealed).experiments()
+    with closing(sqlite3.connect(sealed)) as connection, connection:
+        connection.execute(statement)
+    records = tracking.Records(sealed)
+    with pytest.raises(errors.TrackingException, match=said):
+        records.experiment(1), records.trial(1), records.metrics(1)
+
+
+def test_damage_from_before_the_migration_is_noticed_after_it(sealed: pathlib.Path) -> None:
+    with closing(sqlite3.connect(sealed)) as connection, connection:
+        connection.execute("UPDATE metrics SET time = 1.0 WHERE id = 2")
+    with pytest.raises(errors.TrackingException, match=r"row 2 of table 'metrics'.*checksum"):
+        tracking.Records(sealed).metrics(1)
+    assert len(tracking.Records(sealed).metrics(2)) == 1
+
+
+@pytest.mark.parametrize("kept", [VERSION_1, VERSION_2], ids=["version 1", "version 2"])
+def test_an_older_database_takes_everything_new(
+    kept: pathlib.Path, database: pathlib.Path, describe_run: Callable[..., Any]
+) -> None:
+    database.parent.mkdir()
+    shutil.copy(kept, database)
+    with tracking.Recorder.attach(database, 2, 2) as recorder:
+        recorder.write(
+            [
+                tracking.MetricReport(group="training", steps_completed=4, metrics={"loss": 0.125}, time=1.0),
+                tracking.StateChanged(state=tracking.RunState.COMPLETED, time=2.0),
+            ]
+        )
+    with driving.claimed(database) as ledger:
+        (id,) = driving.add_trials(ledger)
+        with tracking.Recorder.attach(database, 3, id, 1) as recorder:
+            recorder.write([driving.report(1, loss=0.5)])
+        ledger.commit(tracking.Turn(events=[driving.event(1)]))
+        assert (id, len(ledger.validations()), len(ledger.events())) == (3, 1, 1)
+    tracking.Catalog(database).change_experiment(2, labels=["kept"], archived=True)
+    registry = tracking.Registry(database)
+    registry.create_model("digits")
+    registry.register_version("digits", "cccc-3")
+    records = tracking.Records(database)
+    assert [one.labels for one in records.experiments(include_archived=True)] == [(), ("kept",), ()]
+    assert [one.metrics["loss"] for one in records.metrics(2)] == [0.25, 0.125]
+    assert records.registered_checkpoints() == {"cccc-3"}
+
+
+def _shape(connection: sa.Connection) -> dict[str, Any]:
+    inspected = sa.inspect(connection)
+    tables = sorted(set(inspected.get_table_names()) - {"schema_version"})
+    return {name: [str(schema.CreateColumn(column)) for column in _described(connection, name)] for name in tables}
+
+
+def _described(connection: sa.Connection, name: str) -> list[sa.Column[Any]]:
+    return list(sa.Table(name, sa.MetaData(), autoload_with=connection).columns)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_description_of_an_old_version_is_what_its_program_made(
+    version: int, tmp_path: pathlib.Path, old: pathlib.Path
+) -> None:
+    """So that whoever changes the newest description does not change how databases are built up."""
+    shutil.copy({1: VERSION_1, 2: VERSION_2}[version], old)
+    made = _database.writing_engine(_database.location(old))
+    path = tmp_path / "described.db"
+    _database.create_file(path)
+    described = _database.writing_engine(_database.location(path))
+    _migrations.migrate(described, _migrations.MIGRATIONS[:version])
+    try:
+        with made.begin() as one, described.begin() as other:
+            assert _shape(one) == _shape(other)
+    finally:
+        made.dispose()
+        described.dispose()
+
+
+def test_a_new_database_has_the_shape_of_a_migrated_one(engine: sa.Engine, tmp_path: pathlib.Path) -> None:
+    shutil.copy(VERSION_2, tmp_path / "old.db")
+    tracking.Records(tmp_path / "old.db").experiments()
+    migrated = _database.writing_engine(_database.location(tmp_path / "old.db"))
+    try:
+        with engine.begin() as one, migrated.begin() as other:
+            assert _shape(one) == _shape(other)
+            assert {name: len(columns) for name, columns in _shape(one).items()} == {
+                table.name: len(table.columns) for table in _schema.newest.sorted_tables
+            }
+    finally:
+        migrated.dispose()
+
+
 def test_every_statement_has_a_form_for_postgresql() -> None:
     dialect = postgresql.dialect()
-    for layout in (_rows.EXPERIMENT, _rows.TRIAL, _rows.REPORT, _rows.CHECKPOINT):
+    for layout in (_rows.EXPERIMENT, _rows.TRIAL, _rows.REPORT, _rows.CHECKPOINT, _rows.RUN, _rows.RUNNER):
         assert "FOR NO KEY UPDATE" in str(layout.select().with_for_update(key_share=True).compile(dialect=dialect))
     for table in _schema.newest.sorted_tables:
         made = str(schema.CreateTable(table).compile(dialect=dialect))
-        assert "checksum BIGINT" in made or "mirror BIGINT" in made
+        assert "checksum BIGINT" in made or table.name in ("tallies", "leases")
+        for index in table.indexes:
+            assert f"INDEX {index.name} ON {table.name}" in str(schema.CreateIndex(index).compile(dialect=dialect))

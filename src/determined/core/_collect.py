@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from determined import errors, tracking
@@ -27,14 +27,33 @@ def collect(
     protected: str | None,
 ) -> list[str]:
     """Delete what need not stay of an experiment's checkpoints, and return the ids."""
-    records = tracking.Records(recording.database)
-    stored = set(checkpoints.store.ids())
+    records, stored = tracking.Records(recording.database), checkpoints.store.ids()
+    ids = [
+        one.uuid for one in superfluous(records, stored, recording.experiment_id, keep, metric) if one.uuid != protected
+    ]
+    for uuid in ids:
+        with contextlib.suppress(errors.CheckpointNotFoundException):  # another trial's run was faster
+            checkpoints.delete(uuid)
+    return ids
+
+
+def superfluous(
+    records: tracking.Records,
+    stored: Collection[str],
+    experiment_id: int,
+    keep: Retention,
+    metric: tuple[str, bool] | None,
+) -> list[tracking.CheckpointRecord]:
+    """Return those of an experiment's checkpoints that need not stay, of those with `stored` ids.
+
+    Registered ones stay, and those from which some trial was continued or is to start.
+    """
     present = [
         one
-        for one in records.checkpoints(recording.experiment_id)
+        for one in records.checkpoints(experiment_id)
         if one.state is tracking.CheckpointState.COMPLETED and one.uuid in stored
     ]
-    validations = _validations(records, {one.trial_id for one in present})
+    validations = _validations(records, experiment_id)
     if metric is None and validations and keep.save_experiment_best + keep.save_trial_best:
         logger.warning(
             "All checkpoints stay, because nothing says which validation metric the best are the best of; name it in "
@@ -50,19 +69,17 @@ def collect(
         )
         for one in present
     ]
-    ids = doomed(candidates, keep, records.sources() | ({protected} if protected else set()))
-    for uuid in ids:
-        with contextlib.suppress(errors.CheckpointNotFoundException):  # another trial's run was faster
-            checkpoints.delete(uuid)
-    return ids
+    needed = records.sources() | records.experiment_sources() | records.registered_checkpoints()
+    ids = set(doomed(candidates, keep, needed))
+    return [one for one in present if one.uuid in ids]
 
 
-def _validations(records: tracking.Records, trial_ids: set[int]) -> dict[tuple[int, int], Mapping[str, Any]]:
+def _validations(records: tracking.Records, experiment_id: int) -> dict[tuple[int, int], Mapping[str, Any]]:
     """Return the metrics of each validation by (trial, step)."""
     return {
         (trial_id, report.steps_completed): report.metrics
-        for trial_id in trial_ids
-        for report in records.metrics(trial_id, "validation")
+        for trial_id, reports in records.metrics_by_trial(experiment_id, "validation").items()
+        for report in reports
     }
 
 

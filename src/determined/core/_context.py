@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from determined import errors, storage, tensorboard, tracking
-from determined._home import home
+from determined._home import home, note_invalid_hp
 from determined._info import ClusterInfo, get_cluster_info
 from determined.core._checkpoint import CheckpointContext
 from determined.core._collect import collect
@@ -177,6 +177,7 @@ class Context:
 
     def _record_end(self, error: BaseException | None) -> None:
         if isinstance(error, errors.InvalidHP):
+            note_invalid_hp(str(error))
             self.train.report_early_exit(EarlyExitReason.INVALID_HP)
         state, reason = _end_state(error, self.preempt.signum)
         self.recording.put(tracking.StateChanged(state=state, time=now(), reason=reason))

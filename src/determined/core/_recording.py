@@ -104,7 +104,9 @@ class Recording:
 
     def put(self, message: Message) -> None:
         """Add to the record; returns at once."""
-        self._outbox.put(self._write, message)
+        # A search waits for validations: what a trial does before it is told to stop was in vain.
+        is_awaited = isinstance(message, tracking.MetricReport) and message.group == "validation"
+        self._outbox.put(self._write, message, urgent=is_awaited and self._info is not None)
 
     def confirm(self) -> None:
         """Wait until all that was put is in the database, or raise what keeps it out."""
@@ -182,7 +184,8 @@ class Recording:
 
         if self._info is not None:
             trial = self._info.trial
-            return Recorder.attach(self._home.database, trial.experiment_id, trial.trial_id)
+            run_id = trial._trial_run_id or None
+            return Recorder.attach(self._home.database, trial.experiment_id, trial.trial_id, run_id)
         return Recorder.start(self._home.database, _describe(self._facts, commit))
 
     def _write(self, messages: Sequence[Message]) -> None:

@@ -12,6 +12,7 @@ from numbers import Real
 from typing import Any
 
 from determined import tracking
+from determined._home import note_invalid_hp
 from determined.core._columns import BatchColumns
 from determined.core._metadata import checked_metadata
 from determined.core._recording import Recording, now
@@ -72,6 +73,8 @@ class TrainContext:
         """Record that the trial ends before its length, and why."""
         if not isinstance(reason, EarlyExitReason):
             raise TypeError(f"report_early_exit({reason!r}): pass a member of core.EarlyExitReason.")
+        if reason is EarlyExitReason.INVALID_HP:
+            note_invalid_hp("the trial reported invalid hyperparameters")
         self._recording.put(tracking.StatusChanged(status=reason.value))
 
     def set_status(self, status: str) -> None:

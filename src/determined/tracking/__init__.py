@@ -1,7 +1,9 @@
 """The tracking database: experiments, trials, metrics and checkpoints of every run on this machine.
 
-A run writes messages through a `Recorder`; the command line and other readers use `Records`. Importing
-this package costs nothing: SQLAlchemy is imported when either of them is first used.
+A run writes messages through a `Recorder`; a runner drives an experiment of many trials through a `Ledger` and shares
+the machine's `Slots`; the command line and other readers use `Records`, a `Registry` of models and, for what people add
+to the record or delete from it, a `Catalog`. Importing this package costs nothing: SQLAlchemy is imported when one of
+them is first used.
 """
 
 from __future__ import annotations
@@ -25,45 +27,100 @@ from ._messages import (
     StateChanged,
     StatusChanged,
 )
+from ._process import RunProcess
+from ._turns import (
+    KEEP,
+    Control,
+    Demand,
+    Desired,
+    ExperimentChange,
+    ExperimentDescription,
+    Keep,
+    Lease,
+    NewTrial,
+    RunRecord,
+    SearchEvent,
+    Snapshot,
+    TrialChange,
+    TrialEntry,
+    Turn,
+    Validation,
+    Wish,
+)
 from ._views import (
     BestValidation,
     CheckpointRecord,
     ExperimentRecord,
     MetricSummary,
-    RunProcess,
+    ModelRecord,
+    ModelVersionRecord,
     TrialRecord,
 )
 
 if TYPE_CHECKING:
+    from ._catalog import Catalog
+    from ._ledger import Ledger
     from ._recorder import Recorder
     from ._records import Records
+    from ._registry import Registry
+    from ._slots import Slots
 
 __all__ = [
+    "KEEP",
     "BestValidation",
+    "Catalog",
     "CheckpointDeleted",
     "CheckpointRecord",
     "CheckpointSaved",
     "CheckpointState",
     "Continued",
+    "Control",
+    "Demand",
+    "Desired",
+    "ExperimentChange",
+    "ExperimentDescription",
     "ExperimentRecord",
+    "Keep",
+    "Lease",
+    "Ledger",
     "Message",
     "MetadataChanged",
     "MetricReport",
     "MetricSummary",
+    "ModelRecord",
+    "ModelVersionRecord",
+    "NewTrial",
     "ProgressChanged",
     "Recorder",
     "Records",
+    "Registry",
     "RunDescription",
     "RunProcess",
+    "RunRecord",
     "RunState",
+    "SearchEvent",
     "SeedChanged",
+    "Slots",
+    "Snapshot",
     "StateChanged",
     "StatusChanged",
+    "TrialChange",
+    "TrialEntry",
     "TrialRecord",
+    "Turn",
+    "Validation",
+    "Wish",
     "encode_json",
 ]
 
-_LOADED_ON_USE = {"Recorder": "_recorder", "Records": "_records"}
+_LOADED_ON_USE = {
+    "Catalog": "_catalog",
+    "Ledger": "_ledger",
+    "Recorder": "_recorder",
+    "Records": "_records",
+    "Registry": "_registry",
+    "Slots": "_slots",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ import random
 import sqlite3
 import time
 import urllib.parse
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,8 +22,7 @@ from . import _log
 from ._damage import Damage
 
 BUSY_TIMEOUT = 30.0  # seconds that a connection waits for another one's write
-# Seconds after which it begins to wait anew: SQLite asks ever more seldom, and others would always be faster.
-_ATTEMPT = 0.1
+_BETWEEN_ATTEMPTS = 0.0005, 0.003  # seconds
 ELSEWHERE = "set DET_HOME to another folder"
 LONGEST_LOG = 4 << 20  # bytes that the write-ahead log keeps once nobody needs more of it
 
@@ -77,12 +77,13 @@ def create_file(path: pathlib.Path) -> None:
         ) from error
 
 
-def writing_engine(url: sa.URL) -> sa.Engine:
-    """Return an engine whose transactions hold the write lock from their start."""
+def writing_engine(url: sa.URL, *, has_one_connection: bool = False) -> sa.Engine:
+    """Return an engine whose transactions hold the write lock from their start; on one connection or on several."""
+    options = {"pool_size": 1, "max_overflow": 0} if has_one_connection else {}
     path = file_of(url)
     if path is None:
-        return _server_engine(url)
-    engine = sa.create_engine(url, creator=lambda: _connect(path, "rw"), poolclass=pool.QueuePool)
+        return _server_engine(url, **options)
+    engine = sa.create_engine(url, creator=lambda: _connect(path, "rw"), poolclass=pool.QueuePool, **options)
     event.listen(engine, "connect", _prepare_for_writing)
     event.listen(engine, "begin", _begin)
     return engine
@@ -107,6 +108,24 @@ def for_reading(engine: sa.Engine) -> sa.Engine:
     return engine.execution_options(reading=True)
 
 
+def data_version(engine: sa.Engine) -> tuple[int, int]:
+    """Return what differs from before when another connection than the engine's only one has changed an SQLite file."""
+    # Outside of any transaction: one that stays open would keep the log from being emptied.
+    connection = engine.raw_connection()
+    try:
+        ((version,),) = connection.cursor().execute("PRAGMA data_version").fetchall()
+        return id(connection.driver_connection), version
+    finally:
+        connection.close()
+
+
+def wait_for_turn(connection: sa.Connection, purpose: str, number: int) -> None:
+    """Let those who do one thing do it one after the other, each until the end of its transaction."""
+    if connection.dialect.name == "postgresql":  # in SQLite there is one writer at a time anyway
+        key = zlib.crc32(purpose.encode()) - 2**31
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key, number)))
+
+
 def _server_engine(url: sa.URL, **options: Any) -> sa.Engine:
     try:
         return sa.create_engine(url, **options)
@@ -123,7 +142,7 @@ def _connect(path: pathlib.Path, mode: str) -> sqlite3.Connection:
     return sqlite3.connect(
         f"file:{urllib.parse.quote(os.fspath(path))}?mode={mode}",
         uri=True,
-        timeout=_ATTEMPT if mode == "rw" else BUSY_TIMEOUT,
+        timeout=BUSY_TIMEOUT,
         isolation_level=None,  # transactions begin where `_begin` says, not where the driver guesses
         check_same_thread=False,  # the pool hands a connection to one thread at a time
     )
@@ -152,10 +171,16 @@ def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
 
 
 def _begin(connection: sa.Connection) -> None:
+    driver: Any = connection.connection.driver_connection
     if connection.get_execution_options().get("reading", False):
-        connection.exec_driver_sql("BEGIN")
-    else:
-        _when_free(lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+        driver.execute("BEGIN")
+        return
+    # SQLite itself asks ever more seldom when it waits, and others would always be faster.
+    driver.execute("PRAGMA busy_timeout = 0")
+    try:
+        _when_free(lambda: driver.execute("BEGIN IMMEDIATE"))
+    finally:
+        driver.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT * 1000:.0f}")
 
 
 def _when_free(action: Callable[[], object]) -> None:
@@ -165,10 +190,10 @@ def _when_free(action: Callable[[], object]) -> None:
         try:
             action()
             return
-        except (sqlite3.OperationalError, exc.OperationalError) as error:
+        except sqlite3.OperationalError as error:
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
-        time.sleep(random.uniform(0.001, 0.01))
+        time.sleep(random.uniform(*_BETWEEN_ATTEMPTS))
 
 
 @contextlib.contextmanager

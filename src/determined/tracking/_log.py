@@ -6,6 +6,7 @@ It says nothing when whole transactions follow, which only damage explains: each
 
 from __future__ import annotations
 
+import os
 import pathlib
 import struct
 import time
@@ -21,6 +22,8 @@ _LARGEST = 16 << 20  # bytes; looking through a megabyte takes about 20 ms
 _ORDERS = {0x377F0682: "<", 0x377F0683: ">"}  # how a log begins: of which words its checksums are
 _LOOKS = 3
 _BETWEEN_LOOKS = 0.05  # seconds
+_LOCKS = pathlib.Path("/proc/locks")
+_IN_USE = ["128", "128"]  # the byte of the index of the log that every open connection locks
 
 _Sums = tuple[int, int]
 
@@ -41,6 +44,8 @@ def check(database: pathlib.Path) -> None:
     To be called before SQLite opens the file for writing, since it removes a log that it is done with. Only the log is
     read: to open and close the others would take away the locks that this process has on them.
     """
+    if _is_in_use(database):
+        return
     log = database.with_name(f"{database.name}-wal")
     header, finding = _look(log)
     for _ in range(_LOOKS - 1):
@@ -57,6 +62,21 @@ def check(database: pathlib.Path) -> None:
             remedy="restore copies of both files, or go on without what is behind it by "
             f"`sqlite3 {database} 'PRAGMA wal_checkpoint(TRUNCATE)'`; checkpoints are not affected",
         )
+
+
+def _is_in_use(database: pathlib.Path) -> bool:
+    """Return whether a process is known to have the database open: then SQLite does not begin with what is in the log.
+
+    That one has looked through the log, which takes long when it is done by every process of an experiment.
+    """
+    try:
+        index = os.stat(f"{database}-shm")
+        locks = _LOCKS.read_text()
+    except OSError:
+        return False
+    file = f"{os.major(index.st_dev):02x}:{os.minor(index.st_dev):02x}:{index.st_ino}"
+    held = [line.split() for line in locks.splitlines()]
+    return any(fields[1] == "POSIX" and fields[5:8] == [file, *_IN_USE] for fields in held)
 
 
 def _look(log: pathlib.Path) -> tuple[bytes, _Finding | None]:

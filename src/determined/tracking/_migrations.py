@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+import contextlib
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
@@ -21,17 +23,45 @@ def _create_version_1(connection: sa.Connection) -> None:
 
 def _add_checks(connection: sa.Connection) -> None:
     """Add checksums, which are missing from the rows that there are, and count those."""
-    for table in (_schema.experiments, _schema.trials, _schema.metrics, _schema.checkpoints):
-        if "checksum" not in {column["name"] for column in sa.inspect(connection).get_columns(table.name)}:
-            connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN checksum BIGINT")
-        connection.execute(sa.update(table).where(table.c.checksum.is_not(None)).values(checksum=None))
-    _schema.tallies.drop(connection, checkfirst=True)
-    _schema.tallies.create(connection)
+    tallies = _schema.version_2.tables["tallies"]
+    for table in _schema.version_2.sorted_tables:
+        if table is not tallies:
+            _add_columns(connection, table, [table.c.checksum])
+            _unseal(connection, table)
+    tallies.drop(connection, checkfirst=True)
+    tallies.create(connection)
     _tallies.count_all(connection)
 
 
+def _add_platform(connection: sa.Connection) -> None:
+    """Add what driven experiments, slots and models need; the rows that there are keep their checksums."""
+    present = set(sa.inspect(connection).get_table_names())
+    for table in _schema.newest.sorted_tables:
+        if table.name not in present:
+            table.create(connection)
+        elif table.name in _schema.version_2.tables:
+            _add_columns(connection, table, [column for column in table.columns if column.info.get("is_new")])
+            for index in table.indexes:
+                index.create(connection, checkfirst=True)
+        elif "checksum" in table.columns:
+            _unseal(connection, table)
+    _tallies.count_new(connection)
+
+
+def _add_columns(connection: sa.Connection, table: sa.Table, columns: Iterable[sa.Column[Any]]) -> None:
+    present = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
+    for column in columns:
+        if column.name not in present:
+            described = sa.schema.CreateColumn(column).compile(dialect=connection.dialect)
+            connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {described}")
+
+
+def _unseal(connection: sa.Connection, table: sa.Table) -> None:
+    connection.execute(sa.update(table).where(table.c.checksum.is_not(None)).values(checksum=None))
+
+
 # A database that is set back to version 1 by hand is accepted as it is: its rows are no longer checked.
-MIGRATIONS: tuple[Migration, ...] = (_create_version_1, _add_checks)
+MIGRATIONS: tuple[Migration, ...] = (_create_version_1, _add_checks, _add_platform)
 
 
 def version_of(connection: sa.Connection) -> int:
@@ -68,6 +98,28 @@ def check_version(connection: sa.Connection, supported: int = len(MIGRATIONS)) -
             f"resolute) or {_database.ELSEWHERE}."
         )
     return version
+
+
+@contextlib.contextmanager
+def opened(
+    url_or_path: str | pathlib.Path | sa.URL, *, creating: bool = False, has_one_connection: bool = False
+) -> Iterator[sa.Engine]:
+    """Give an engine to write to an up-to-date database with; it is disposed of if what is done with it fails.
+
+    `creating` makes an SQLite file that is not there.
+    """
+    url = url_or_path if isinstance(url_or_path, sa.URL) else _database.location(url_or_path)
+    path = _database.file_of(url)
+    if creating and path is not None:
+        _database.create_file(path)
+    with _database.errors_naming(url):
+        engine = _database.writing_engine(url, has_one_connection=has_one_connection)
+        try:
+            migrate(engine)
+            yield engine
+        except BaseException:
+            engine.dispose()
+            raise
 
 
 def migrate(engine: sa.Engine, migrations: Sequence[Migration] = MIGRATIONS) -> None:

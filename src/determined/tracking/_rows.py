@@ -25,7 +25,9 @@ class Layout:
         self.table = table
         columns = [column for column in table.columns if column.name != "checksum"]
         self._names = [column.name for column in table.columns]
-        self.maps = {column.name for column in columns if isinstance(column.type, _schema.JsonText)}
+        self._first = [column.name for column in columns if not column.info.get("is_new")]
+        self._new = [column.name for column in columns if column.info.get("is_new")]
+        self.documents = {column.name: kind for column in columns if (kind := _document(column)) is not None}
         self._store = {column.name: _storing(column) for column in columns}
         self._accept = [(column.name, _accepting(column), bool(column.nullable)) for column in columns]
         # Without the types' own conversions, which raise what they please when a value is none of theirs.
@@ -37,10 +39,18 @@ class Layout:
         """Return values as the columns take them."""
         return {name: None if value is None else self._store[name](value) for name, value in values.items()}
 
+    def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values of a new row as the columns take them, with None for those that are not given."""
+        return dict.fromkeys(self._names) | self.stored(values)
+
     def checksum(self, stored: Mapping[str, Any]) -> int:
-        """Return the checksum over all columns of a row; those without a value count as NULL."""
+        """Return the checksum over all columns of a row; those without a value count as NULL.
+
+        Columns that a table got later count where they have a value, so that rows from before keep their checksum.
+        """
+        new = [(name, value) for name in self._new if (value := stored.get(name)) is not None]
         # In ASCII, since what `repr` escapes depends on the version of Python.
-        text = ascii((self.table.name, *map(stored.get, self._store)))
+        text = ascii((self.table.name, *map(stored.get, self._first), *new))
         return zlib.crc32(text.encode())
 
     def select(self) -> sa.Select[Any]:
@@ -84,14 +94,15 @@ class Row:
 
     def __getattr__(self, name: str) -> Any:
         value = self.stored[name]
-        return self._decoded(name, value) if name in self._layout.maps and value is not None else value
+        kind = self._layout.documents.get(name)
+        return value if kind is None or value is None else self._decoded(name, value, kind)
 
-    def _decoded(self, name: str, text: str) -> dict[str, Any]:
+    def _decoded(self, name: str, text: str, kind: type) -> Any:
         try:
             value = decode_json(text)
         except (ValueError, RecursionError) as error:
             raise self.damage(name, text) from error
-        if not isinstance(value, dict):
+        if not isinstance(value, kind):
             raise self.damage(name, text)
         return value
 
@@ -113,10 +124,20 @@ def storable_group(value: Any) -> str:
     return bounded(storable_text(value), LONGEST_GROUP)
 
 
+def _document(column: sa.Column[Any]) -> type | None:
+    """Return what the JSON of a column must be; None for columns that hold none."""
+    match column.type:
+        case _schema.JsonText():
+            return dict
+        case _schema.JsonList():
+            return list
+    return None
+
+
 def _storing(column: sa.Column[Any]) -> Callable[[Any], Any]:
     """Return what makes a value, which is not None, one of a column."""
     match column.type:
-        case _schema.JsonText():
+        case _schema.JsonText() | _schema.JsonList():
             return encode_json
         case sa.Boolean():
             return bool
@@ -185,3 +206,10 @@ EXPERIMENT = Layout(_schema.experiments)
 TRIAL = Layout(_schema.trials)
 REPORT = Layout(_schema.metrics)
 CHECKPOINT = Layout(_schema.checkpoints)
+EVENT = Layout(_schema.events)
+SNAPSHOT = Layout(_schema.snapshots)
+RUN = Layout(_schema.runs)
+RUNNER = Layout(_schema.runners)
+LEASE = Layout(_schema.leases)
+MODEL = Layout(_schema.models)
+VERSION = Layout(_schema.versions)

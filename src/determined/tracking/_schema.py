@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 
 
@@ -9,11 +11,15 @@ class JsonText(sa.Text):
     """The type of a column that holds a map as JSON."""
 
 
+class JsonList(sa.Text):
+    """The type of a column that holds a list as JSON."""
+
+
 class Moment(sa.Float[float]):
     """The type of a column that holds a time, in seconds since 1970."""
 
 
-def _experiments(metadata: sa.MetaData, *later: sa.Column[int]) -> sa.Table:
+def _experiments(metadata: sa.MetaData, *later: sa.schema.SchemaItem) -> sa.Table:
     return sa.Table(
         "experiments",
         metadata,
@@ -31,7 +37,7 @@ def _experiments(metadata: sa.MetaData, *later: sa.Column[int]) -> sa.Table:
     )
 
 
-def _trials(metadata: sa.MetaData, *later: sa.Column[int]) -> sa.Table:
+def _trials(metadata: sa.MetaData, *later: sa.schema.SchemaItem) -> sa.Table:
     return sa.Table(
         "trials",
         metadata,
@@ -43,7 +49,7 @@ def _trials(metadata: sa.MetaData, *later: sa.Column[int]) -> sa.Table:
         sa.Column("torch_version", sa.Text),
         sa.Column("resolute_version", sa.Text, nullable=False),
         sa.Column("git_commit", sa.Text),
-        sa.Column("pid", sa.BigInteger, nullable=False),
+        sa.Column("pid", sa.BigInteger, nullable=False),  # 0 where no process is known, as before the first run
         sa.Column("process_started", sa.Float, nullable=False),
         sa.Column("host", sa.Text, nullable=False),
         sa.Column("source_checkpoint", sa.Text),
@@ -61,7 +67,7 @@ def _trials(metadata: sa.MetaData, *later: sa.Column[int]) -> sa.Table:
     )
 
 
-def _metrics(metadata: sa.MetaData, *later: sa.Column[int]) -> sa.Table:
+def _metrics(metadata: sa.MetaData, *later: sa.schema.SchemaItem) -> sa.Table:
     return sa.Table(
         "metrics",
         metadata,
@@ -76,7 +82,7 @@ def _metrics(metadata: sa.MetaData, *later: sa.Column[int]) -> sa.Table:
     )
 
 
-def _checkpoints(metadata: sa.MetaData, *later: sa.Column[int]) -> sa.Table:
+def _checkpoints(metadata: sa.MetaData, *later: sa.schema.SchemaItem) -> sa.Table:
     return sa.Table(
         "checkpoints",
         metadata,
@@ -94,26 +100,195 @@ def _checkpoints(metadata: sa.MetaData, *later: sa.Column[int]) -> sa.Table:
     )
 
 
+def _tallies(metadata: sa.MetaData) -> sa.Table:
+    """How many rows there must be: of a kind, of one owner (an experiment or a trial), and of one group of metrics."""
+    return sa.Table(
+        "tallies",
+        metadata,
+        sa.Column("kind", sa.Text, primary_key=True),
+        sa.Column("owner", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("group", sa.Text, primary_key=True),
+        sa.Column("count", sa.BigInteger, nullable=False),
+        sa.Column("unsealed", sa.BigInteger, nullable=False),  # the highest id of the rows that may lack a checksum
+        sa.Column("mirror", sa.BigInteger, nullable=False),  # a checksum of the columns above, less the count
+    )
+
+
+def _process_columns() -> tuple[sa.Column[Any], ...]:
+    return (
+        sa.Column("pid", sa.BigInteger, nullable=False),  # 0 where the process is not known yet
+        sa.Column("process_started", sa.Float, nullable=False),
+        sa.Column("host", sa.Text, nullable=False),
+    )
+
+
+def _checksum() -> sa.Column[int]:
+    return sa.Column("checksum", sa.BigInteger)
+
+
 _TABLES = (_experiments, _trials, _metrics, _checkpoints)
 
-# What migration 1 creates must never change; the queries use the description of the newest version.
+# What a migration makes must never change, so each version has a description of its own; the queries use the newest.
 version_1 = sa.MetaData()
 for _table in _TABLES:
     _table(version_1)
 
-newest = sa.MetaData()
-experiments, trials, metrics, checkpoints = (table(newest, sa.Column("checksum", sa.BigInteger)) for table in _TABLES)
+version_2 = sa.MetaData()
+for _table in _TABLES:
+    _table(version_2, _checksum())
+_tallies(version_2)
 
-# How many rows there must be: of a kind, of one owner (an experiment or a trial), and of one group of metrics.
-tallies = sa.Table(
-    "tallies",
+
+def _new(name: str, kind: Any) -> sa.Column[Any]:
+    """Return a column of version 3 in a table from before; older rows have no value there."""
+    return sa.Column(name, kind, info={"is_new": True})
+
+
+def _index_where(name: str, condition: str, *columns: str) -> sa.Index:
+    """Return an index of the rows of a condition only."""
+    where = sa.text(condition)
+    return sa.Index(name, *columns, sqlite_where=where, postgresql_where=where)
+
+
+newest = sa.MetaData()
+
+experiments = _experiments(
     newest,
-    sa.Column("kind", sa.Text, primary_key=True),
-    sa.Column("owner", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("group", sa.Text, primary_key=True),
-    sa.Column("count", sa.BigInteger, nullable=False),
-    sa.Column("unsealed", sa.BigInteger, nullable=False),  # the highest id of the rows that may lack a checksum
-    sa.Column("mirror", sa.BigInteger, nullable=False),  # a checksum of the columns above, less the count
+    _checksum(),
+    *(_new(name, sa.Text) for name in ("description", "project", "workspace", "notes")),
+    _new("labels", JsonList),
+    _new("archived", sa.Boolean),
+    # Of driven ones: what people want.
+    _new("desired", sa.Text),
+    _new("priority", sa.Integer),
+    _new("max_slots", sa.Integer),
+)
+
+trials = _trials(
+    newest,
+    _checksum(),
+    # Of driven experiments: how the search calls it, its latest run, how often that failed, what people want.
+    _new("request_id", sa.Text),
+    _new("run_id", sa.Integer),
+    _new("restarts", sa.Integer),
+    _new("wish", sa.Text),
+    sa.Index("trials_by_request", "experiment_id", "request_id", unique=True),
+    _index_where("trials_by_wish", "wish IS NOT NULL", "experiment_id", "wish"),
+)
+
+metrics = _metrics(
+    newest,
+    _checksum(),
+    _new("run_id", sa.Integer),
+    # Of validations in driven experiments only: runners look for the newest ones, trials for the best one.
+    _new("experiment_id", sa.Integer),
+    _new("number", sa.Integer),  # 1, 2, 3, ... in the order in which they were stored
+    _new("score", sa.Float),  # the metric that the search goes by, if it is a finite number
+    _index_where("validations_by_number", "number IS NOT NULL", "experiment_id", "number"),
+    _index_where("validations_by_score", "score IS NOT NULL", "experiment_id", "score"),
+)
+
+checkpoints = _checkpoints(newest, _checksum())
+
+tallies = _tallies(newest)
+
+events = sa.Table(
+    "events",
+    newest,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("experiment_id", sa.ForeignKey("experiments.id"), nullable=False),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("request_id", sa.Text),
+    sa.Column("payload", JsonText, nullable=False),
+    sa.Column("time", Moment, nullable=False),
+    _checksum(),
+    # Whatever else goes wrong, two runners cannot both go on with one search.
+    sa.UniqueConstraint("experiment_id", "number"),
+)
+
+snapshots = sa.Table(
+    "snapshots",
+    newest,
+    sa.Column("id", sa.ForeignKey("experiments.id"), primary_key=True, autoincrement=False),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("state", JsonText, nullable=False),
+    _checksum(),
+)
+
+runs = sa.Table(
+    "runs",
+    newest,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("trial_id", sa.ForeignKey("trials.id"), nullable=False),
+    sa.Column("run_id", sa.Integer, nullable=False),
+    *_process_columns(),
+    sa.Column("source_checkpoint", sa.Text),
+    sa.Column("started_from_step", sa.BigInteger, nullable=False),
+    sa.Column("reported_steps", sa.BigInteger, nullable=False),
+    sa.Column("started", Moment, nullable=False),
+    sa.Column("ended", Moment),
+    sa.Column("reason", sa.Text),
+    sa.Column("outcome", sa.Text),
+    sa.Column("outcome_reason", sa.Text),
+    _checksum(),
+    sa.UniqueConstraint("trial_id", "run_id"),
+)
+
+runners = sa.Table(
+    "runners",
+    newest,
+    sa.Column("id", sa.ForeignKey("experiments.id"), primary_key=True, autoincrement=False),
+    *_process_columns(),
+    sa.Column("wanted_slots", sa.Integer, nullable=False),
+    sa.Column("since", Moment, nullable=False),
+    _checksum(),
+)
+
+leases = sa.Table(
+    "leases",
+    newest,
+    sa.Column("host", sa.Text, primary_key=True),
+    sa.Column("slot", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("experiment_id", sa.Integer, nullable=False),
+    sa.Column("trial_id", sa.Integer, nullable=False),
+    sa.Column("pid", sa.BigInteger, nullable=False),
+    sa.Column("process_started", sa.Float, nullable=False),
+    sa.Column("since", Moment, nullable=False),
+)
+
+models = sa.Table(
+    "models",
+    newest,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("description", sa.Text),
+    sa.Column("labels", JsonList, nullable=False),
+    sa.Column("metadata", JsonText, nullable=False),
+    sa.Column("notes", sa.Text),
+    sa.Column("archived", sa.Boolean, nullable=False),
+    sa.Column("last_version", sa.Integer, nullable=False),
+    sa.Column("created", Moment, nullable=False),
+    sa.Column("updated", Moment, nullable=False),
+    _checksum(),
+    sqlite_autoincrement=True,
+)
+
+versions = sa.Table(
+    "versions",
+    newest,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("model_id", sa.ForeignKey("models.id"), nullable=False),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("checkpoint", sa.Text, nullable=False, index=True),
+    sa.Column("name", sa.Text),
+    sa.Column("comment", sa.Text),
+    sa.Column("notes", sa.Text),
+    sa.Column("labels", JsonList, nullable=False),
+    sa.Column("metadata", JsonText, nullable=False),
+    sa.Column("created", Moment, nullable=False),
+    _checksum(),
+    sa.UniqueConstraint("model_id", "number"),
 )
 
 _versions = sa.MetaData()

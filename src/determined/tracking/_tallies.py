@@ -15,6 +15,9 @@ from ._messages import CheckpointState
 from ._rows import Layout, Row
 
 EXPERIMENTS, TRIALS, METRICS, CHECKPOINTS, DELETED = "experiments", "trials", "metrics", "checkpoints", "deleted"
+EVENTS, VALIDATIONS, RUNNERS, MODELS, VERSIONS = "events", "validations", "runners", "models", "versions"
+# Not counted, since what is missing is noticed otherwise or does no harm; their tallies only say which lack a checksum.
+RUNS, SNAPSHOTS = "runs", "snapshots"
 
 _tallies = _schema.tallies
 _layout = Layout(_tallies)
@@ -42,11 +45,46 @@ def begin(connection: sa.Connection, kind: str, owner: int, group: str = "", tal
     connection.execute(sa.insert(_tallies), values | dataclasses.asdict(tally))
 
 
+def begin_all(connection: sa.Connection, kinds: Sequence[str], owners: Sequence[int]) -> None:
+    """Start to count the rows of several kinds that new owners get."""
+    none = {"group": "", "count": 0, "unsealed": 0}
+    owned = [(kind, owner) for kind in kinds for owner in owners]
+    rows = [{"kind": kind, "owner": owner, "mirror": _base(kind, owner, "", 0), **none} for kind, owner in owned]
+    connection.execute(sa.insert(_tallies), rows)
+
+
 def add(connection: sa.Connection, kind: str, owner: int, by: int, group: str = "") -> None:
-    """Count new rows of an owner."""
+    """Count new rows of an owner, or fewer of them."""
     parameters = {"of_kind": kind, "of_owner": owner, "of_group": group, "more": by}
     if connection.execute(_ADD, parameters).rowcount == 0:
         begin(connection, kind, owner, group, Tally(by))
+
+
+def add_numbered(connection: sa.Connection, kind: str, owner: int, by: int) -> int:
+    """Count new rows of an owner and return the number of the last one; others wait until these are stored."""
+    parameters = {"of_kind": kind, "of_owner": owner, "of_group": "", "more": by}
+    last = connection.execute(_ADD.returning(_tallies.c.count), parameters).scalar_one_or_none()
+    if type(last) is not int:
+        raise Damage(f"the tally of the {kind} of {owner} is gone")
+    return last
+
+
+def add_after(connection: sa.Connection, kind: str, owner: int, by: int, expected: int) -> bool:
+    """Count new rows of an owner if there are as many as expected so far; returns whether that is so."""
+    parameters = {"of_kind": kind, "of_owner": owner, "of_group": "", "more": by, "expected": expected}
+    return connection.execute(_ADD_AFTER, parameters).rowcount == 1
+
+
+def replace(connection: sa.Connection, kind: str, owner: int, count: int) -> None:
+    """Count the rows of an owner anew, whatever was counted before."""
+    forget(connection, (kind,), [owner])
+    begin(connection, kind, owner, tally=Tally(count))
+
+
+def forget(connection: sa.Connection, kinds: Sequence[str], owners: Collection[int]) -> None:
+    """Remove the tallies of owners that are deleted."""
+    for condition in among(_tallies.c.owner, owners):
+        connection.execute(sa.delete(_tallies).where(_tallies.c.kind.in_(kinds), condition))
 
 
 _ADD = (
@@ -59,6 +97,7 @@ _ADD = (
         mirror=_tallies.c.mirror - sa.bindparam("more", type_=sa.BigInteger),
     )
 )
+_ADD_AFTER = _ADD.where(_tallies.c.count == sa.bindparam("expected", type_=sa.BigInteger))
 
 
 def read(
@@ -108,6 +147,13 @@ def require_seals(rows: Sequence[tuple[Key, Row]], tallies: dict[Key, Tally]) ->
             raise row.damage("checksum", None) if key in tallies else Damage(f"the tally of {row} is gone")
 
 
+def require_seal(connection: sa.Connection, kind: str, row: Row) -> Row:
+    """Return a row of a kind that is not counted; `Damage` if it has no checksum although it must have one."""
+    if not row.is_sealed:
+        require_seals([((0, ""), row)], read(connection, kind, [0]))
+    return row
+
+
 def count_all(connection: sa.Connection) -> None:
     """Begin all tallies with the rows that there are, none of which has a checksum."""
     experiments, trials = _schema.experiments, _schema.trials
@@ -116,6 +162,27 @@ def count_all(connection: sa.Connection) -> None:
         _count(connection, TRIALS, trials, trials.c.experiment_id, experiment_id)
     for (trial_id,) in connection.execute(sa.select(trials.c.id)).all():
         _count_trial(connection, trial_id)
+
+
+def count_new(connection: sa.Connection) -> None:
+    """Begin the tallies that came with version 3 with the rows that there are, none of which has a checksum."""
+    new = (EVENTS, VALIDATIONS, RUNNERS, MODELS, VERSIONS, *_UNCOUNTED)
+    connection.execute(sa.delete(_tallies).where(_tallies.c.kind.in_(new)))
+    for kind, table in _UNCOUNTED.items():
+        last = connection.execute(sa.select(sa.func.max(table.c.id))).scalar() or 0
+        begin(connection, kind, 0, tally=Tally(0, last))
+    models, versions, events, metrics = _schema.models, _schema.versions, _schema.events, _schema.metrics
+    begin(connection, MODELS, 0, tally=_tally(connection.execute(_counting(models)).one()))
+    for (model_id,) in connection.execute(sa.select(models.c.id)).all():
+        _count(connection, VERSIONS, versions, versions.c.model_id, model_id)
+    driven = sa.select(_schema.experiments.c.id).where(_schema.experiments.c.is_local.is_(False))
+    for (experiment_id,) in connection.execute(driven).all():
+        _count(connection, EVENTS, events, events.c.experiment_id, experiment_id)
+        _count(connection, VALIDATIONS, metrics, metrics.c.experiment_id, experiment_id)
+        _count(connection, RUNNERS, _schema.runners, _schema.runners.c.id, experiment_id)
+
+
+_UNCOUNTED = {RUNS: _schema.runs, SNAPSHOTS: _schema.snapshots}
 
 
 def _count_trial(connection: sa.Connection, trial_id: int) -> None:

@@ -4,41 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ._messages import CheckpointState, MetricReport, RunState
+from ._process import RunProcess
+from ._turns import Desired, Wish
 
 _LOSS_NAMES = ("validation_loss", "val_loss", "loss")
-# Boot time, on which creation times rest, is known to within a second or so.
-_START_TOLERANCE = 2.0
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RunProcess:
-    """The process that a trial was started in."""
-
-    pid: int
-    started: float
-    host: str
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether it ran on this host and has ended; False for other hosts, which cannot be asked."""
-        if self.host != socket.gethostname():
-            return False
-        import psutil
-
-        try:
-            process = psutil.Process(self.pid)
-            if abs(process.create_time() - self.started) > _START_TOLERANCE:
-                return True
-            return bool(process.status() == psutil.STATUS_ZOMBIE)
-        except psutil.NoSuchProcess:
-            return True
-        except psutil.AccessDenied:
-            return False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +47,18 @@ class ExperimentRecord:
     ended: float | None
     trial_count: int
     checkpoint_count: int
-    processes: tuple[RunProcess, ...]  # of the trials that should be running
+    processes: tuple[RunProcess, ...]  # that should be running: of the trial of a local one, else the runner
+    is_local: bool  # the run of a script, with one trial; others are driven by a runner
+    description: str | None
+    labels: tuple[str, ...]
+    project: str | None
+    workspace: str | None
+    notes: str | None
+    is_archived: bool
+    desired: Desired | None  # what people want of it, if it is driven
+    priority: int | None
+    max_slots: int | None
+    runner: RunProcess | None  # which has claimed it; it may be gone
 
     @property
     def is_lost(self) -> bool:
@@ -100,7 +84,7 @@ class TrialRecord:
     torch_version: str | None
     resolute_version: str
     git_commit: str | None
-    process: RunProcess
+    process: RunProcess | None  # of its latest run; None before the first
     source_checkpoint: str | None
     source_steps_completed: int | None
     source_reported_steps: int | None
@@ -110,21 +94,28 @@ class TrialRecord:
     steps_completed: int
     best_validation: BestValidation | None
     summary: Mapping[str, Mapping[str, MetricSummary]]
+    request_id: str | None  # how the search calls it; None in a local experiment
+    run_id: int  # of its latest run in a driven experiment; 0 before the first
+    restarts: int  # after failures
+    wish: Wish | None
+    runner: RunProcess | None  # of its experiment
 
     @property
-    def pid(self) -> int:
+    def pid(self) -> int | None:
         """The id of the process it was started in."""
-        return self.process.pid
+        return None if self.process is None else self.process.pid
 
     @property
-    def host(self) -> str:
+    def host(self) -> str | None:
         """The machine it was started on."""
-        return self.process.host
+        return None if self.process is None else self.process.host
 
     @property
     def is_lost(self) -> bool:
-        """Whether it counts as running while its process on this host is gone."""
-        return self.state.has_process and self.process.is_gone
+        """Whether it counts as running while its process on this host is gone, and so is its runner if it had one."""
+        if not self.state.has_process or (self.process is not None and not self.process.is_gone):
+            return False
+        return self.request_id is None or (self.runner is not None and self.runner.is_gone)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +132,38 @@ class CheckpointRecord:
     size: int
     state: CheckpointState
     time: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRecord:
+    """A model of the registry: checkpoints that are versions of one thing. Times are seconds since 1970."""
+
+    id: int
+    name: str
+    description: str | None
+    labels: tuple[str, ...]
+    metadata: Mapping[str, Any]
+    notes: str | None
+    is_archived: bool
+    version_count: int
+    created: float
+    updated: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelVersionRecord:
+    """A version of a model; `checkpoint` is the id of the checkpoint that it is."""
+
+    model_id: int
+    model: str
+    number: int
+    checkpoint: str
+    name: str | None
+    comment: str | None
+    notes: str | None
+    labels: tuple[str, ...]
+    metadata: Mapping[str, Any]
+    created: float
 
 
 def is_number(value: Any) -> bool:
@@ -203,9 +226,16 @@ def find_best(reports: Sequence[MetricReport], config: Mapping[str, Any] | None)
     return BestValidation(metric=metric, value=float(best.metrics[metric]), steps_completed=best.steps_completed)
 
 
-def _judged_by(validations: Sequence[MetricReport], config: Mapping[str, Any] | None) -> tuple[str, bool]:
+def searched_by(config: Mapping[str, Any] | None) -> tuple[str, bool] | None:
+    """Return the metric that a config's searcher goes by and whether smaller is better; None if it names none."""
     searcher = (config or {}).get("searcher")
     if isinstance(searcher, Mapping) and isinstance(searcher.get("metric"), str):
         return searcher["metric"], bool(searcher.get("smaller_is_better", True))
+    return None
+
+
+def _judged_by(validations: Sequence[MetricReport], config: Mapping[str, Any] | None) -> tuple[str, bool]:
+    if (searched := searched_by(config)) is not None:
+        return searched
     names = {name for report in validations for name in report.metrics}
     return next((name for name in _LOSS_NAMES if name in names), _LOSS_NAMES[0]), True

@@ -1,0 +1,155 @@
+"""The slots of one host, shared by the runners of all experiments."""
+
+from __future__ import annotations
+
+import pathlib
+import socket
+import time
+import types
+import zlib
+from collections import Counter
+from typing import Self
+
+import sqlalchemy as sa
+
+from determined import errors
+
+from . import _database, _migrations, _runs, _schema, _tallies
+from ._process import RunProcess
+from ._rows import EXPERIMENT, LEASE, RUNNER, Row
+from ._turns import Demand, Lease
+
+_LEASES = _schema.leases
+
+
+class Slots:
+    """Hands out the slots of a host, numbered from 0, to trials. Any thread may use it.
+
+    A slot belongs to a trial for as long as the process that holds it lives: whoever asks next frees those of
+    processes that are gone.
+    """
+
+    def __init__(self, url_or_path: str | pathlib.Path, host: str | None = None) -> None:
+        self.host = host or socket.gethostname()
+        with _migrations.opened(url_or_path) as engine:
+            self._engine = engine
+
+    def take(
+        self, experiment_id: int, trial_id: int, count: int, capacity: int, process: RunProcess | None = None
+    ) -> list[int] | None:
+        """Give a trial the lowest free slots below `capacity` and return them; None if too few are free.
+
+        They are held by `process`, by default this one. What the trial holds already counts as free.
+        """
+        if count < 0:
+            raise errors.TrackingException(
+                f"take(count={count}) for trial {trial_id}: pass a number of slots from 0 on."
+            )
+        holder = process or RunProcess.current()
+        with _database.errors_naming(self._engine.url), self._engine.begin() as connection:
+            taken = {lease.slot for lease in self._living(connection) if lease.trial_id != trial_id}
+            free = [slot for slot in range(capacity) if slot not in taken][:count]
+            if len(free) < count:
+                return None
+            connection.execute(sa.delete(_LEASES).where(self._of_trial(trial_id)))
+            owner = {"experiment_id": experiment_id, "trial_id": trial_id}
+            self._insert(connection, [{"slot": slot, **owner} for slot in free], holder)
+            return free
+
+    def hand_over(self, trial_id: int, process: RunProcess) -> None:
+        """Let another process hold a trial's slots, such as the keeper of its run: they are free when that is gone."""
+        columns = _holding(process)
+        with _database.errors_naming(self._engine.url), self._engine.begin() as connection:
+            connection.execute(sa.update(_LEASES).where(self._of_trial(trial_id)).values(columns))
+
+    def release(self, trial_id: int) -> None:
+        """Free the slots of a trial."""
+        with _database.errors_naming(self._engine.url), self._engine.begin() as connection:
+            connection.execute(sa.delete(_LEASES).where(self._of_trial(trial_id)))
+
+    def held(self) -> list[Lease]:
+        """Return the slots of the host that are in use, by number."""
+        engine = _database.for_reading(self._engine)
+        with _database.errors_naming(engine.url), engine.begin() as connection:
+            return [lease for lease in self._leases(connection) if not lease.process.is_gone]
+
+    def demands(self) -> list[Demand]:
+        """Return what the living runners on the host want and hold, those that run for longest first."""
+        engine = _database.for_reading(self._engine)
+        with _database.errors_naming(engine.url), engine.begin() as connection:
+            held = Counter(lease.experiment_id for lease in self._leases(connection) if not lease.process.is_gone)
+            runners = [RUNNER.read(row) for row in connection.execute(RUNNER.select())]
+            living = {row.id: row for row in runners if self._is_living(row)}
+            experiments = [
+                EXPERIMENT.read(row)
+                for condition in _tallies.among(_schema.experiments.c.id, living)
+                for row in connection.execute(EXPERIMENT.select().where(condition))
+            ]
+        found = [_demand(row, living[row.id], held[row.id]) for row in experiments]
+        return sorted(found, key=lambda demand: (demand.since, demand.experiment_id))
+
+    def close(self) -> None:
+        """Close the connections to the database; what was taken stays taken. Twice is fine."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _living(self, connection: sa.Connection) -> list[Lease]:
+        """Return the leases whose holders live, and free the others; nobody else can take slots meanwhile."""
+        _database.wait_for_turn(connection, "slots", zlib.crc32(self.host.encode()) - 2**31)
+        leases = self._leases(connection)
+        dead = [lease.slot for lease in leases if lease.process.is_gone]
+        if dead:
+            connection.execute(sa.delete(_LEASES).where(_LEASES.c.host == self.host, _LEASES.c.slot.in_(dead)))
+        return [lease for lease in leases if lease.slot not in dead]
+
+    def _leases(self, connection: sa.Connection) -> list[Lease]:
+        query = LEASE.select().where(_LEASES.c.host == self.host).order_by(_LEASES.c.slot)
+        return [_lease(LEASE.read(row)) for row in connection.execute(query)]
+
+    def _insert(self, connection: sa.Connection, leases: list[dict[str, int]], holder: RunProcess) -> None:
+        values = {"host": self.host, "since": time.time(), **_holding(holder)}
+        if leases:
+            connection.execute(sa.insert(_LEASES), [{**values, **lease} for lease in leases])
+
+    def _of_trial(self, trial_id: int) -> sa.ColumnElement[bool]:
+        return sa.and_(_LEASES.c.host == self.host, _LEASES.c.trial_id == trial_id)
+
+    def _is_living(self, runner: Row) -> bool:
+        process = _runs.process_of(runner)
+        return process is not None and process.host == self.host and not process.is_gone
+
+
+def _holding(process: RunProcess) -> dict[str, float]:
+    return {"pid": process.pid, "process_started": process.started}
+
+
+def _lease(row: Row) -> Lease:
+    process = _runs.process_of(row)
+    if process is None:
+        raise row.damage("pid", row.pid)
+    return Lease(
+        slot=row.slot, experiment_id=row.experiment_id, trial_id=row.trial_id, process=process, since=row.since
+    )
+
+
+def _demand(experiment: Row, runner: Row, held: int) -> Demand:
+    resources = (experiment.config or {}).get("resources") or {}
+    return Demand(
+        experiment_id=experiment.id,
+        unit=resources.get("slots_per_trial") or 1,
+        priority=experiment.priority,
+        wanted=runner.wanted_slots,
+        held=held,
+        max_slots=experiment.max_slots,
+        since=runner.since,
+    )

@@ -1,0 +1,202 @@
+"""What people add to the record, and what they delete from it."""
+
+from __future__ import annotations
+
+import pathlib
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import driving
+import pytest
+from driving import add_trials, report, saved
+
+from determined import errors, tracking
+from determined.tracking import RunState, Turn
+
+
+@pytest.fixture
+def catalog(database: pathlib.Path) -> tracking.Catalog:
+    return tracking.Catalog(database)
+
+
+def ended(ledger: tracking.Ledger) -> None:
+    """Let an experiment end and its runner go."""
+    changes = [tracking.TrialChange(trial_id=one.id, state=RunState.COMPLETED) for one in ledger.trials()]
+    experiment = tracking.ExperimentChange(state=RunState.COMPLETED)
+    ledger.commit(Turn(trial_changes=changes, experiment_change=experiment))
+    ledger.release()
+
+
+def test_details_of_a_local_run_can_be_changed(
+    recorder: tracking.Recorder, catalog: tracking.Catalog, records: tracking.Records
+) -> None:
+    details = {"description": "d", "project": "p", "workspace": "w", "notes": "many\nlines"}
+    catalog.change_experiment(1, name="n", labels=["x"], **details)
+    recorder.write([tracking.ProgressChanged(progress=0.5)])
+    found = records.experiment(1)
+    assert (found.name, found.description, found.labels, found.notes) == ("n", "d", ("x",), "many\nlines")
+    assert (found.project, found.workspace, found.progress) == ("p", "w", 0.5)
+    catalog.change_experiment(1, description=None)
+    assert (records.experiment(1).description, records.experiment(1).name) == (None, "n")
+
+
+def test_labels_are_added_and_removed_one_by_one(
+    recorder: tracking.Recorder, catalog: tracking.Catalog, records: tracking.Records
+) -> None:
+    for label in ("a", "b", "a"):
+        catalog.add_label(1, label)
+    assert records.experiment(1).labels == ("a", "b")
+    catalog.remove_label(1, "a")
+    assert records.experiment(1).labels == ("b",)
+    with pytest.raises(errors.TrackingException, match="no label 'a'; it has b"):
+        catalog.remove_label(1, "a")
+
+
+def test_archived_experiments_are_listed_on_request_only(
+    catalog: tracking.Catalog, records: tracking.Records, database: pathlib.Path, describe_run: Callable[..., Any]
+) -> None:
+    for name in ("first", "second", "third"):
+        with tracking.Recorder.start(database, describe_run(name=name)) as recorder:
+            recorder.write([tracking.StateChanged(state=RunState.COMPLETED, time=1.0)])
+    catalog.change_experiment(3, archived=True)
+    assert [one.name for one in records.experiments(limit=1)] == ["second"]
+    assert [one.name for one in records.experiments(include_archived=True)] == ["third", "second", "first"]
+    catalog.change_experiment(3, archived=False)
+    assert len(records.experiments()) == 3
+
+
+def test_the_metadata_of_a_checkpoint_can_be_changed(
+    recorder: tracking.Recorder, catalog: tracking.Catalog, records: tracking.Records
+) -> None:
+    recorder.write([saved("one")])
+    catalog.change_checkpoint("one", {"quality": "good"})
+    assert records.checkpoint("one").metadata == {"quality": "good"}
+    with pytest.raises(errors.TrackingException, match="no checkpoint 'two'"):
+        catalog.change_checkpoint("two", {})
+
+
+# Deleting
+
+
+def test_a_deleted_experiment_leaves_nothing_and_the_others_whole(
+    ledger: tracking.Ledger, catalog: tracking.Catalog, records: tracking.Records, database: pathlib.Path
+) -> None:
+    with driving.claimed(database) as other, tracking.Slots(database) as slots:
+        for driven in (ledger, other):
+            (id,) = add_trials(driven)
+            slots.take(driven.experiment_id, id, 1, 4)
+            driven.commit(Turn(events=[driving.event(1)], snapshot=tracking.Snapshot(number=1, state={})))
+            with tracking.Recorder.attach(database, driven.experiment_id, id, 1) as recorder:
+                messages = [report(1, loss=1.0), saved(f"of {id}"), saved(f"gone {id}")]
+                recorder.write([*messages, tracking.CheckpointDeleted(uuid=f"gone {id}")])
+        ended(ledger)
+        kept = (records.experiment(2), records.trials(2), records.metrics(2), records.checkpoints(2), other.events())
+        catalog.delete_experiment(1)
+        assert [one.id for one in records.experiments()] == [2]
+        assert kept == (
+            records.experiment(2), records.trials(2), records.metrics(2), records.checkpoints(2), other.events()
+        )  # fmt: skip
+        assert [one.uuid for one in records.checkpoints()] == ["of 2", "gone 2"]
+        with pytest.raises(errors.TrackingException, match="no experiment 1"):
+            records.experiment(1)
+        with closing(sqlite3.connect(database)) as connection:
+            tables = ("trials", "metrics", "checkpoints", "events", "snapshots", "runs", "runners", "leases")
+            counts = [connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables]
+            counted = set(connection.execute("SELECT kind, owner FROM tallies WHERE owner > 0"))
+        assert counts == [1, 1, 2, 1, 1, 1, 1, 1]
+        assert {owner for _, owner in counted} == {2}, "of the deleted one, nothing is expected any more"
+
+
+def test_the_ids_of_a_deleted_experiment_do_not_come_back(
+    ledger: tracking.Ledger, catalog: tracking.Catalog, database: pathlib.Path
+) -> None:
+    add_trials(ledger, 3)
+    ended(ledger)
+    catalog.delete_experiment(1)
+    with driving.claimed(database) as other:
+        assert (other.experiment_id, add_trials(other)) == (2, [4])
+
+
+@pytest.mark.parametrize("doing", ["deleted", "archived"])
+def test_an_experiment_that_somebody_is_at_work_on_stays(
+    doing: str, ledger: tracking.Ledger, catalog: tracking.Catalog, records: tracking.Records
+) -> None:
+    def act(**options: Any) -> None:
+        if doing == "deleted":
+            catalog.delete_experiment(1, **options)
+        else:
+            catalog.change_experiment(1, archived=True)
+
+    with pytest.raises(errors.TrackingException, match=rf"be {doing}: process \d+ is at work.*experiment kill 1"):
+        act()
+    ledger.claim(driving.elsewhere(), force=True)
+    with pytest.raises(errors.TrackingException, match=rf"{doing}: process 4242 on 'elsewhere' may be.*force=True"):
+        act()
+    ledger.claim(driving.ended_process(), force=True)
+    act()
+    assert records.experiments() == []
+
+
+def test_force_deletes_what_another_host_may_be_at_work_on(
+    ledger: tracking.Ledger, catalog: tracking.Catalog, records: tracking.Records
+) -> None:
+    ledger.claim(driving.elsewhere(), force=True)
+    catalog.delete_experiment(1, force=True)
+    assert records.experiments(include_archived=True) == []
+
+
+def test_a_trial_that_outlives_its_runner_keeps_its_experiment(
+    ledger: tracking.Ledger, catalog: tracking.Catalog, living: tracking.RunProcess
+) -> None:
+    (id,) = add_trials(ledger)
+    ledger.commit(Turn(trial_changes=[tracking.TrialChange(trial_id=id, process=living)]))
+    ledger.release()
+    with pytest.raises(errors.TrackingException, match=f"process {living.pid} is at work"):
+        catalog.delete_experiment(1)
+
+
+def test_a_local_run_at_work_stays(recorder: tracking.Recorder, catalog: tracking.Catalog) -> None:
+    with pytest.raises(errors.TrackingException, match="cannot be deleted"):
+        catalog.delete_experiment(1)
+    recorder.write([tracking.StateChanged(state=RunState.COMPLETED, time=1.0)])
+    catalog.delete_experiment(1)
+
+
+def test_an_experiment_with_a_registered_checkpoint_stays(
+    ledger: tracking.Ledger, catalog: tracking.Catalog, database: pathlib.Path
+) -> None:
+    (id,) = add_trials(ledger)
+    with tracking.Recorder.attach(database, 1, id, 1) as recorder:
+        recorder.write([saved("one")])
+    ended(ledger)
+    registry = tracking.Registry(database)
+    registry.create_model("digits")
+    registry.register_version("digits", "one")
+    with pytest.raises(errors.TrackingException, match="version 1 of model 'digits'; delete that version first"):
+        catalog.delete_experiment(1)
+    registry.delete_version("digits", 1)
+    catalog.delete_experiment(1)
+
+
+# Where trials are to start from
+
+
+def test_checkpoints_that_a_running_experiment_is_to_start_from_are_told(
+    recorder: tracking.Recorder, records: tracking.Records, database: pathlib.Path
+) -> None:
+    messages = [saved("old", step=1), saved("new", step=2), saved("newest", step=3), saved("other", step=9)]
+    recorder.write([*messages, tracking.CheckpointDeleted(uuid="newest"), tracking.CheckpointDeleted(uuid="other")])
+    searchers = [{"source_checkpoint_uuid": "abcd"}, {"source_trial_id": 1}, {"source_trial_id": 99}, {}]
+    ledgers = [driving.claimed(database, config={"searcher": searcher}) for searcher in searchers]
+    assert records.experiment_sources() == {"abcd", "new"}
+    ended(ledgers[0])
+    assert records.experiment_sources() == {"new"}
+    for ledger in ledgers:
+        ledger.close()
+
+
+def test_there_are_no_sources_where_there_is_no_database(records: tracking.Records) -> None:
+    assert records.experiment_sources() == set()
+    assert records.registered_checkpoints() == set()

@@ -1,0 +1,108 @@
+"""The slots of a machine, which experiments share."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Iterator
+
+import driving
+import pytest
+
+from determined import errors, tracking
+from determined.tracking import ExperimentChange, Turn
+
+
+@pytest.fixture
+def slots(ledger: tracking.Ledger, database: pathlib.Path) -> Iterator[tracking.Slots]:
+    with tracking.Slots(database) as slots:
+        yield slots
+
+
+def test_the_lowest_free_slots_are_given(slots: tracking.Slots) -> None:
+    assert slots.take(1, 1, 2, 4) == [0, 1]
+    assert slots.take(1, 2, 1, 4) == [2]
+    slots.release(1)
+    assert slots.take(1, 3, 3, 4) == [0, 1, 3]
+
+
+def test_nothing_is_given_if_too_few_are_free(slots: tracking.Slots) -> None:
+    slots.take(1, 1, 3, 4)
+    assert slots.take(1, 2, 2, 4) is None
+    assert [lease.slot for lease in slots.held()] == [0, 1, 2]
+    assert slots.take(1, 3, 5, 4) is None
+
+
+def test_a_trial_needs_no_slot_at_all(slots: tracking.Slots) -> None:
+    assert slots.take(1, 1, 0, 0) == []
+    assert slots.held() == []
+
+
+def test_a_negative_number_is_refused(slots: tracking.Slots) -> None:
+    with pytest.raises(errors.TrackingException, match=r"take\(count=-1\).*from 0 on"):
+        slots.take(1, 1, -1, 4)
+
+
+def test_a_trial_that_asks_again_can_keep_what_it_has(slots: tracking.Slots) -> None:
+    slots.take(1, 1, 2, 4)
+    assert slots.take(1, 1, 2, 2) == [0, 1]
+    assert slots.take(1, 1, 1, 2) == [0]
+    assert [(lease.slot, lease.trial_id) for lease in slots.held()] == [(0, 1)]
+
+
+def test_a_lease_says_whose_it_is(slots: tracking.Slots) -> None:
+    slots.take(1, 7, 1, 4)
+    (lease,) = slots.held()
+    assert (lease.slot, lease.experiment_id, lease.trial_id) == (0, 1, 7)
+    assert lease.process == tracking.RunProcess.current()
+
+
+@pytest.mark.parametrize("gone", [driving.ended_process, driving.reused_pid])
+def test_slots_of_a_process_that_is_gone_are_free(
+    gone: Callable[[], tracking.RunProcess], slots: tracking.Slots, database: pathlib.Path
+) -> None:
+    slots.take(1, 1, 4, 4, gone())
+    assert slots.held() == []
+    with tracking.Slots(database) as others:
+        assert others.take(2, 9, 4, 4) == [0, 1, 2, 3]
+    assert {lease.trial_id for lease in slots.held()} == {9}
+
+
+def test_slots_are_held_for_as_long_as_the_process_that_took_them_over_lives(
+    slots: tracking.Slots, living: tracking.RunProcess
+) -> None:
+    slots.take(1, 1, 1, 1)
+    slots.hand_over(1, living)
+    assert slots.held()[0].process == living
+    assert slots.take(1, 2, 1, 1) is None
+    slots.hand_over(1, driving.ended_process())
+    assert slots.take(1, 2, 1, 1) == [0]
+
+
+def test_hosts_have_slots_of_their_own(slots: tracking.Slots, database: pathlib.Path) -> None:
+    slots.take(1, 1, 1, 1)
+    with tracking.Slots(database, "elsewhere") as others:
+        assert others.take(1, 2, 1, 1, driving.elsewhere()) == [0]
+        assert [lease.trial_id for lease in others.held()] == [2], "those of another host cannot be asked"
+    assert [lease.trial_id for lease in slots.held()] == [1]
+
+
+def test_demands_say_what_living_runners_want_and_hold(
+    ledger: tracking.Ledger, slots: tracking.Slots, database: pathlib.Path
+) -> None:
+    with driving.claimed(database, priority=7, max_slots=3) as second, driving.claimed(database) as gone:
+        gone.claim(driving.ended_process(), force=True)
+        ledger.commit(Turn(experiment_change=ExperimentChange(wanted_slots=5)))
+        slots.take(2, 20, 2, 8)
+        slots.take(1, 10, 1, 8)
+        one, two = slots.demands()
+        assert (one.experiment_id, one.wanted, one.held, one.priority, one.max_slots) == (1, 5, 1, None, None)
+        assert (two.experiment_id, two.wanted, two.held, two.priority, two.max_slots) == (2, 0, 2, 7, 3)
+        assert one.since < two.since
+        second.release()
+        assert [demand.experiment_id for demand in slots.demands()] == [1]
+
+
+def test_a_new_claim_wants_nothing_yet(ledger: tracking.Ledger, slots: tracking.Slots) -> None:
+    ledger.commit(Turn(experiment_change=ExperimentChange(wanted_slots=5)))
+    ledger.claim()
+    assert [demand.wanted for demand in slots.demands()] == [0]

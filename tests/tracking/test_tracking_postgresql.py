@@ -1,0 +1,155 @@
+"""The same database on a PostgreSQL server."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import pathlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import driving
+import postgresql
+import pytest
+from driving import add_trials, begin_runs, event, report, saved
+
+from determined import errors, tracking
+from determined.tracking import Desired, RunState, Turn
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with postgresql.server() as url:
+        yield url
+
+
+def test_a_local_run_is_recorded(url: str, describe_run: Callable[..., Any]) -> None:
+    with tracking.Recorder.start(url, describe_run(config={"searcher": {"metric": "loss"}})) as recorder:
+        recorder.write([report(1, loss=1.5), report(1, "training", loss=2.5), saved("local"), saved("gone")])
+        recorder.write([tracking.CheckpointDeleted(uuid="gone"), tracking.ProgressChanged(progress=0.5)])
+        recorder.write([tracking.StateChanged(state=RunState.COMPLETED, time=9.0)])
+        assert recorder.best_validation("loss", smaller_is_better=True) == 1.5
+    records = tracking.Records(url)
+    experiment = records.experiment(recorder.experiment_id)
+    assert (experiment.state, experiment.progress, experiment.checkpoint_count) == (RunState.COMPLETED, 0.5, 1)
+    assert len(records.metrics(recorder.trial_id)) == 2
+    tracking.Catalog(url).change_experiment(experiment.id, archived=True, labels=["x"])
+    assert experiment.id not in {one.id for one in records.experiments()}
+
+
+def test_an_experiment_is_driven(url: str) -> None:
+    with driving.claimed(url) as ledger, tracking.Slots(url) as slots:
+        id = ledger.experiment_id
+        first, second = add_trials(ledger, 2)
+        assert slots.take(id, first, 2, 2) == [0, 1]
+        assert slots.take(id, second, 1, 2) is None
+        for trial in (first, second):
+            with tracking.Recorder.attach(url, id, trial, 1) as recorder:
+                recorder.write([report(step, loss=step / trial) for step in (1, 2)])
+        begin_runs(ledger, [second], run_id=2, step=1)
+        snapshot = tracking.Snapshot(number=2, state={"a": [1]})
+        ledger.commit(Turn(events=[event(1), event(2)], snapshot=snapshot))
+        ledger.ask(desired=Desired.PAUSED, wishes={first: tracking.Wish.STOP})
+        assert ledger.changed()
+        assert [(one.id, one.trial_id) for one in ledger.validations(1)] == [(2, first), (3, second), (4, second)]
+        assert (ledger.events(), ledger.snapshot()) == ([event(1), event(2)], snapshot)
+        assert (ledger.control().desired, ledger.control().wishes) == (Desired.PAUSED, {first: tracking.Wish.STOP})
+        best = ledger.best()
+        assert best is not None
+        assert best.trial_id == second
+        assert [one.run_id for one in ledger.trials()] == [1, 2]
+        assert id in {demand.experiment_id for demand in slots.demands()}
+        with pytest.raises(errors.TrackingException, match=r"events \[2\].*do not follow"):
+            ledger.commit(Turn(events=[event(2)]))
+        slots.release(first)
+        ledger.release()
+    tracking.Catalog(url).delete_experiment(id)
+    with pytest.raises(errors.TrackingException, match=f"no experiment {id}"):
+        tracking.Ledger.open(url, id)
+
+
+def test_models_are_registered(url: str, describe_run: Callable[..., Any]) -> None:
+    registry = tracking.Registry(url)
+    with tracking.Recorder.start(url, describe_run()) as recorder:
+        recorder.write([saved("registered")])
+    registry.create_model("digits", labels=["a"], metadata={"b": 1})
+    registry.register_version("digits", "registered", comment="good")
+    assert [(one.number, one.checkpoint) for one in registry.versions("digits")] == [(1, "registered")]
+    assert tracking.Records(url).registered_checkpoints() == {"registered"}
+    registry.delete_model("digits")
+    assert registry.models() == []
+
+
+def test_of_many_who_claim_at_once_one_gets_the_experiment(url: str) -> None:
+    with tracking.Ledger.create(url, driving.describe()) as made:
+        id = made.experiment_id
+    processes = [tracking.RunProcess(pid=number, started=1.0, host="elsewhere") for number in range(1, 7)]
+
+    def claim(process: tracking.RunProcess) -> str:
+        with tracking.Ledger.open(url, id) as ledger:
+            try:
+                ledger.claim(process)
+            except errors.TrackingException as error:
+                return str(error)
+        return ""
+
+    with concurrent.futures.ThreadPoolExecutor(len(processes)) as threads:
+        refusals = sorted(threads.map(claim, processes))
+    assert [bool(refusal) for refusal in refusals] == [False, *[True] * 5]
+    assert all(f"experiment {id} is run by process" in refusal for refusal in refusals[1:])
+
+
+def test_no_slot_is_given_twice(url: str) -> None:
+    def take(trial_id: int) -> list[int] | None:
+        with tracking.Slots(url, "elsewhere") as slots:
+            return slots.take(1, trial_id, 2, 9, driving.elsewhere())
+
+    with concurrent.futures.ThreadPoolExecutor(6) as threads:
+        found = [slots for slots in threads.map(take, range(100, 106)) if slots is not None]
+    taken = [slot for slots in found for slot in slots]
+    assert (len(found), len(set(taken))) == (4, 8)
+
+
+def test_a_runner_sees_every_validation_while_trials_write_at_once(url: str) -> None:
+    """Transactions end in another order than they begin."""
+    count, writes = 5, 30
+    with driving.claimed(url) as ledger:
+        ids = add_trials(ledger, count)
+        start = threading.Barrier(count)
+
+        def train(trial_id: int) -> None:
+            with tracking.Recorder.attach(url, ledger.experiment_id, trial_id, 1) as recorder:
+                start.wait(60)
+                for step in range(writes):
+                    messages = [report(step, group, loss=1.0) for group in ("training", "validation")]
+                    recorder.write([*messages, tracking.ProgressChanged(progress=step / writes)])
+
+        seen: list[tracking.Validation] = []
+        with concurrent.futures.ThreadPoolExecutor(count) as threads:
+            working = [threads.submit(train, id) for id in ids]
+            while len(seen) < count * writes and not any(one.done() and one.exception() for one in working):
+                seen += ledger.validations(after_id=seen[-1].id if seen else 0)
+            for one in working:
+                one.result(60)
+        assert len({(one.trial_id, one.steps_completed) for one in seen}) == len(seen) == count * writes
+        assert [one.id for one in seen] == list(range(1, count * writes + 1))
+
+
+def test_a_lost_row_is_noticed(url: str) -> None:
+    import sqlalchemy as sa
+
+    with driving.claimed(url) as ledger:
+        ledger.commit(Turn(events=[event(1), event(2)]))
+        engine = sa.create_engine(url)
+        with engine.begin() as connection:
+            statement = sa.text("DELETE FROM events WHERE experiment_id = :id AND number = 2")
+            connection.execute(statement, {"id": ledger.experiment_id})
+        engine.dispose()
+        with pytest.raises(errors.TrackingException, match=r"1 events of experiment \d+ .*restore a copy"):
+            ledger.events()
+
+
+def test_a_server_that_is_not_there_is_named(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed (pip install 'resolute[postgres]')")
+    with pytest.raises(errors.TrackingException, match="cannot be used"):
+        tracking.Ledger.open(f"postgresql+psycopg://tests@/postgres?host={tmp_path}", 1)
