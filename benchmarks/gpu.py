@@ -73,6 +73,7 @@ def train_plainly(work: Work, profiler: torch.profiler.profile | None = None) ->
                 optimizer.step()
                 optimizer.zero_grad()
             losses.append(loss.detach())
+            del loss  # and with it what backward went along, outside of the step in both loops
             done += 1
             if done % REPORT_EVERY == 0:
                 torch.stack(losses).cpu()
@@ -140,7 +141,8 @@ CONTENDERS: dict[str, Callable[[Work], float]] = {
 def compare(work: Work, rounds: int) -> None:
     times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     for turn in range(rounds + 1):
-        for name, train in CONTENDERS.items():
+        # In turn from both ends, so that a machine that gets slower does not favour anybody.
+        for name, train in list(CONTENDERS.items())[:: 1 if turn % 2 else -1]:
             seconds = train(work)
             if turn:  # the first sets up what the others use
                 times[name].append(seconds)

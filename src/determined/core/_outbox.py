@@ -55,6 +55,12 @@ class Outbox:
             if urgent or len(self._queue) == 1:
                 self._changed.notify_all()
 
+    def hurry(self) -> None:
+        """Let everything handed over so far be delivered at once; returns before it is."""
+        with self._changed:
+            self._awaited = self._accepted
+            self._changed.notify_all()
+
     def flush(self) -> None:
         """Wait until everything handed over so far is delivered."""
         with self._changed:

@@ -66,7 +66,8 @@ class Recording:
         self._opened = threading.Event()
         self._unwritten: list[Message] = []
         self._has_complained = False
-        outbox.put(self._open, None, urgent=True)
+        # Locally a moment later, when training has begun: the first batch comes sooner if it need not share Python.
+        outbox.put(self._open, None, urgent=info is not None)
 
     @property
     def experiment_id(self) -> int:
@@ -84,12 +85,14 @@ class Recording:
 
     def wait(self) -> None:
         """Wait until the database is open, or known not to open."""
-        self._opened.wait()
+        if not self._opened.is_set():
+            self._outbox.hurry()
+            self._opened.wait()
 
     @property
     def is_kept(self) -> bool:
         """Whether this run is in the database."""
-        self._opened.wait()
+        self.wait()
         return self._recorder is not None
 
     @property
@@ -152,7 +155,7 @@ class Recording:
         """Do nothing: the chief gave them."""
 
     def _ids(self) -> tuple[int, int]:
-        self._opened.wait()
+        self.wait()
         if self._recorder is None:
             return UNRECORDED_ID, UNRECORDED_ID
         return self._recorder.experiment_id, self._recorder.trial_id

@@ -20,6 +20,13 @@ LARGEST_TOTAL = 32 << 20
 _PACKAGES = ("site-packages", "dist-packages")
 _LIBRARY = pathlib.Path(__file__).resolve().parents[1]
 
+_libraries: set[str] = set()  # names of modules
+
+
+def take_for_libraries(modules: Iterable[str]) -> None:
+    """Let modules be known as none of the program's, as those that were imported before the program was chosen."""
+    _libraries.update(set(modules) - {"__main__"})
+
 
 class Program(NamedTuple):
     """Where a trial class comes from: the folder of its program and the name of its module there."""
@@ -137,8 +144,8 @@ def _imported(root: pathlib.Path) -> set[pathlib.Path]:
 
 def _modules_below(root: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
     # Some thousand modules share few folders, and most of those are elsewhere: told before paths are made.
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
+    for name in sys.modules.keys() - _libraries:
+        file = getattr(sys.modules.get(name), "__file__", None)
         if not file or not file.endswith(".py"):
             continue
         folder = _real(os.path.dirname(file))

@@ -27,7 +27,7 @@ from determined.pytorch._plan import Batch, Plan, TrainBoundaryType, TrainUnit
 from determined.pytorch._policy import CheckpointPolicy, policy_of
 from determined.pytorch._profile import ProfilerSettings, Timings
 from determined.pytorch._progress import Clock, Epochs, Progress
-from determined.pytorch._saver import Saveable, Saved, Saver, Stateful, find
+from determined.pytorch._saver import Saveable, Saved, Saver, Stateful, find, is_of_another_trial
 from determined.pytorch._stops import stops_of
 from determined.pytorch._stream import Stream, length_of, stream_of, validation_loader
 from determined.pytorch._structure import data_length
@@ -78,6 +78,10 @@ def run(trial: PyTorchTrial, context: PyTorchTrialContext, settings: FitSettings
     _take_over_seed(context)
     saved = _find_saved(context, settings.latest_checkpoint)
     progress = Progress()
+    if saved is not None and is_of_another_trial(context.services, saved):
+        with _checkpoint.reading(saved.path):
+            _checkpoint.restore_models(context, saved.state)
+        saved = None
     if saved is not None:
         with _checkpoint.reading(saved.path):
             progress.load_state_dict(saved.state["loop"]["progress"])
@@ -201,6 +205,9 @@ def _find_saved(context: PyTorchTrialContext, checkpoint: str | os.PathLike[str]
     if saved is None:  # found and verified by the chief
         saved = Saved(*place, _checkpoint.read(place[1]))
     loop, record = saved.state["loop"], context.services.recording.put
+    if is_of_another_trial(context.services, saved):
+        record(tracking.Continued(checkpoint=saved.uuid, steps_completed=0, reported_steps=0))
+        return saved
     steps = loop["progress"]["batches_trained"]
     unreported = loop.get("window", {}).get("count", 0)
     record(tracking.Continued(checkpoint=saved.uuid, steps_completed=steps, reported_steps=steps - unreported))
@@ -368,10 +375,10 @@ def _after_batch(
 
 
 def _say_where(display: Display, context: PyTorchTrialContext, checkpoint: str | None, is_first_fit: bool) -> None:
-    """Say where everything is, and how to go on."""
-    if not context.distributed.is_chief:
-        return
+    """Say where everything is, and how to go on; of a managed run its runner knows."""
     services = context.services
+    if not context.distributed.is_chief or services.info is not None:
+        return
     places = [("checkpoints", str(services.checkpoint.store.root))]
     if services.scalars.enabled:
         places.append(("TensorBoard", str(services.recording.tensorboard_path)))

@@ -46,6 +46,14 @@ class Saved(NamedTuple):
     state: dict[str, Any]
 
 
+def is_of_another_trial(services: Context, saved: Saved) -> bool:
+    """Say whether a managed trial begins anew with the weights of another one, as a warm start means."""
+    if services.info is None or not (saved.path / storage.MANIFEST_FILE).exists():
+        return False
+    origin, own = storage.Manifest.read(saved.path).origin, services.recording.origin
+    return "trial_id" in origin and any(origin.get(name) != own[name] for name in ("database", "trial_id"))
+
+
 LATEST = "latest"
 """What to pass as `latest_checkpoint` for the newest intact checkpoint of the experiment."""
 

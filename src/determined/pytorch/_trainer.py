@@ -156,10 +156,12 @@ class Trainer:
         `all` always, `none` never. `best` compares the searcher's metric, else `best_metric`, else the only metric
         or the validation loss; it says which one, and whether the smallest or the largest is best.
         `latest_checkpoint` is where to go on from: an id, a path, or "latest" for the newest intact checkpoint of an
-        experiment of this name, if there is one. `test_mode` trains and validates one batch and saves.
+        experiment of this name, if there is one. `test_mode` trains and validates one batch and saves; so does
+        `det experiment create --local --test`, which sets DET_TEST_MODE=1.
         """
         local = self._context.services.info is None
-        length = _length(max_length, self._context, test_mode)
+        is_test = test_mode is True or os.environ.get("DET_TEST_MODE") == "1"
+        length = _length(max_length, self._context, is_test)
         _check_units(reporting_period, validation_period, checkpoint_period)
         _check_flags(
             step_zero_validation=step_zero_validation, test_mode=test_mode, profiling_enabled=profiling_enabled
@@ -181,7 +183,7 @@ class Trainer:
             smaller_is_better=smaller_is_better,
             latest_checkpoint=latest_checkpoint,
             step_zero_validation=step_zero_validation,
-            test_mode=test_mode,
+            test_mode=is_test,
             profiler=profiler,
             is_first_fit=next(_fit_numbers) == 0,
         )

@@ -1,0 +1,8 @@
+"""`python -m determined.experiment ID`: drive an experiment; what `det experiment create` and `activate` start."""
+
+import sys
+
+from determined.experiment._drive import main
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,64 @@
+"""What may change in the config of an experiment that is continued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from determined import errors
+from determined._home import Home
+from determined.experiment._create import check
+from determined.experiment._machine import Machine
+from determined.experiment.config import ExperimentConfig, from_map
+from determined.tracking import KEEP, Keep, Records
+
+_DETAILS = ("name", "description", "labels", "project", "workspace")
+_WHERE = ("type", "host_path", "storage_path", "container_path")
+
+
+class Continuation(NamedTuple):
+    """What is different when an experiment goes on: its config and the limits that people set, or nothing."""
+
+    config: dict[str, Any] | None = None
+    max_slots: int | Keep | None = KEEP
+    priority: int | Keep | None = KEEP
+
+
+def continuation(experiment_id: int, overrides: Iterable[str], home: Home, machine: Machine) -> Continuation:
+    """Return what overrides change in an experiment; refuse what it cannot go on with."""
+    before = from_map(Records(home.database).experiment(experiment_id).config or {})
+    after = from_map(before.to_dict(), overrides)
+    was, will_be = _fixed(before), _fixed(after)
+    for key, value in was.items():
+        if will_be[key] != value:
+            raise errors.InvalidExperimentException(
+                f"experiment {experiment_id} cannot be continued with {key} {will_be[key]!r} instead of {value!r}: "
+                f"{_remedy(key)}"
+            )
+    check(after, home.code(experiment_id), home, machine)
+    if after == before:
+        return Continuation()
+    now, then = after.resources, before.resources
+    return Continuation(
+        config=after.to_dict(),
+        max_slots=KEEP if now.max_slots == then.max_slots else now.max_slots,
+        priority=KEEP if now.priority == then.priority else now.priority,
+    )
+
+
+def _fixed(config: ExperimentConfig) -> dict[str, Any]:
+    """Return what the trials so far rest on, by key."""
+    tree = config.to_dict()
+    fixed = {key: tree[key] for key in (*_DETAILS, "entrypoint", "hyperparameters", "reproducibility", "searcher")}
+    if config.searcher.name == "single":
+        del fixed["searcher"]["max_length"]
+    place = tree["checkpoint_storage"]
+    return {**fixed, "checkpoint_storage": {key: place[key] for key in _WHERE if key in place}}
+
+
+def _remedy(key: str) -> str:
+    if key in _DETAILS:
+        return "use `det experiment label`." if key == "labels" else f"use `det experiment set {key}`."
+    if key == "searcher":
+        return "of it only max_length can change, for a `single` search; create a new experiment."
+    return "its trials rest on the latter; create a new experiment, with their weights by searcher.source_trial_id."

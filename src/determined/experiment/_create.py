@@ -1,0 +1,82 @@
+"""Create an experiment: check all that can be checked, keep its program, put it on record."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import uuid
+
+from determined import errors, storage
+from determined._home import Home, home
+from determined.experiment import _code
+from determined.experiment._machine import Machine, this_machine
+from determined.experiment._results import pinned, source_checkpoint
+from determined.experiment.config import ExperimentConfig
+from determined.experiment.search import Search
+from determined.tracking import Desired, ExperimentDescription, Ledger
+
+
+def create(
+    config: ExperimentConfig,
+    folder: str | os.PathLike[str],
+    *,
+    paused: bool = False,
+    at: Home | None = None,
+    slots: int | None = None,
+) -> int:
+    """Record an experiment over the program in a folder, which is copied, and return its id. Nothing runs yet."""
+    place = at or home()
+    check(config, folder, place, this_machine(slots))
+    config = pinned(config, place)
+    staging = place.path / "experiments" / f"new-{uuid.uuid4().hex}"
+    _code.take(pathlib.Path(folder), staging)
+    try:
+        with Ledger.create(place.database, _described(config, paused)) as ledger:
+            target = place.code(ledger.experiment_id)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            staging.rename(target)
+            return ledger.experiment_id
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+
+
+def check(
+    config: ExperimentConfig, folder: str | os.PathLike[str], at: Home | None = None, machine: Machine | None = None
+) -> None:
+    """Refuse an experiment that cannot run here, before anything is made of it."""
+    place = at or home()
+    if config.entrypoint is None:
+        raise errors.InvalidExperimentException(
+            "The config has no entrypoint; write entrypoint: model_def:MyTrial for a class in model_def.py, or a "
+            "command."
+        )
+    require_slots(config, machine or this_machine())
+    storage.store_for(config.to_dict()["checkpoint_storage"], place.checkpoints).check()
+    source_checkpoint(config, place)
+    Search(config.searcher, config.hyperparameters, config.seed, folder)  # its method can be made
+
+
+def require_slots(config: ExperimentConfig, machine: Machine) -> None:
+    """Refuse an experiment whose trials need more slots than there are: they would wait for ever."""
+    needed, slots = config.resources.slots_per_trial, machine.slots
+    if needed > slots:
+        raise errors.InvalidExperimentException(
+            f"resources.slots_per_trial={needed}, but this machine has {slots} slots; write slots_per_trial: {slots} "
+            f"or less, or, without GPUs, divide the CPU into more slots by --slots {needed} or DET_SLOTS={needed}."
+        )
+
+
+def _described(config: ExperimentConfig, paused: bool) -> ExperimentDescription:
+    return ExperimentDescription(
+        name=config.name,
+        config=config.to_dict(),
+        description=config.description,
+        labels=config.labels,
+        project=config.project or None,
+        workspace=config.workspace or None,
+        priority=config.resources.priority,
+        max_slots=config.resources.max_slots,
+        desired=Desired.PAUSED if paused else Desired.ACTIVE,
+    )

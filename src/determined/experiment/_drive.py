@@ -1,0 +1,146 @@
+"""The process that drives one experiment."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+from determined import errors
+from determined._home import Home, home
+from determined._info import ClusterInfo, TrialInfo
+from determined.experiment import config as configs
+from determined.experiment._machine import SLOTS_VARIABLE, this_machine
+from determined.experiment._pool import SharedPool
+from determined.experiment._results import conclude, source_checkpoint
+from determined.experiment._runner import Runner
+from determined.experiment._runs import Runs
+from determined.experiment._searching import Searching
+from determined.experiment.executors import Executor, LocalExecutor
+from determined.tracking import Ledger, Records, RunState, Slots
+
+logger = logging.getLogger("determined.experiment")
+
+_STARTING = 60.0
+
+
+def drive(experiment_id: int, at: Home | None = None, executor: Executor | None = None) -> RunState:
+    """Run an experiment on this machine until it ends or is paused; returns the state in which it is left.
+
+    Trials run in processes of their own, unless an executor is given, which stays open.
+    """
+    place = at or home()
+    config = configs.from_map(Records(place.database).experiment(experiment_id).config or {})
+    with contextlib.ExitStack() as claimed:
+        ledger = claimed.enter_context(Ledger.open(place.database, experiment_id))
+        ledger.claim()
+        claimed.callback(ledger.release)  # after the tidying up, so that others can wait for that too
+        state = _run(config, ledger, place, executor)
+        if state.is_final:
+            _tidy_up(experiment_id, config, place)
+    return state
+
+
+def _run(config: configs.ExperimentConfig, ledger: Ledger, place: Home, given: Executor | None) -> RunState:
+    experiment_id, machine = ledger.experiment_id, this_machine()
+    with contextlib.ExitStack() as stack:
+        slots = stack.enter_context(Slots(place.database))
+        executor = given or stack.enter_context(LocalExecutor())
+        runs = Runs(experiment_id, config, place, machine)
+        runs.start_from(source_checkpoint(config, place))
+        pool = SharedPool(slots, machine, experiment_id, config.resources.slots_per_trial)
+        runner = Runner(config, ledger, Searching(config, ledger, place.code(experiment_id)), pool, executor, runs)
+        with _leaving_on_signals(runner):
+            return runner.run()
+
+
+def _tidy_up(experiment_id: int, config: configs.ExperimentConfig, place: Home) -> None:
+    try:
+        conclude(experiment_id, config, place)
+    except (errors.TrackingException, errors.StorageException, OSError) as error:
+        # The experiment is done and on record; what stays too long is no reason to call it failed.
+        logger.warning("not all that need not stay could be deleted: %s", error)
+
+
+def start(experiment_id: int, at: Home | None = None, slots: int | None = None) -> int:
+    """Start the process that drives an experiment, and return its id once it does."""
+    place = at or home()
+    log = place.runner_log(experiment_id)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        began = output.tell()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "determined.experiment", str(experiment_id)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=runner_environment(place, slots),
+            cwd=place.path,
+            start_new_session=True,  # it outlives the terminal
+        )
+    # Somebody must take note of its end as long as this process lives.
+    threading.Thread(target=process.wait, name=f"runner of experiment {experiment_id}", daemon=True).start()
+    with Ledger.open(place.database, experiment_id) as ledger:
+        deadline = time.monotonic() + _STARTING
+        while time.monotonic() < deadline:
+            runner = ledger.runner()
+            if runner is not None and runner.pid == process.pid:
+                return process.pid
+            if process.poll() is not None:
+                break
+            time.sleep(0.02)
+    if process.poll() == 0:  # it had nothing left to do
+        return process.pid
+    said = log.read_bytes()[began:].decode(errors="replace").strip()
+    raise errors.InternalException(
+        f"The process that drives experiment {experiment_id} did not start: {said or 'it said nothing'}"
+    )
+
+
+def main(experiment_id: int) -> int:
+    """Drive an experiment as a process of its own; returns the exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    try:
+        drive(experiment_id)
+    except errors.DeterminedException as error:
+        logger.error("%s", error)
+        return 1
+    except Exception:
+        logger.exception("The runner of experiment %d failed; `det experiment activate` goes on.", experiment_id)
+        return 1
+    return 0
+
+
+@contextlib.contextmanager
+def _leaving_on_signals(runner: Runner) -> Iterator[None]:
+    """Pause the experiment when this process is asked to end."""
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        runner.leave()
+
+    before = {which: signal.signal(which, leave) for which in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler)
+
+
+def runner_environment(place: Home, slots: int | None = None) -> dict[str, str]:
+    """Return the variables of a runner: none of a training that this process may be part of."""
+    trial = TrialInfo(trial_id=0, experiment_id=0, trial_seed=0, hparams={}, _config={})
+    of_trial = ClusterInfo(trial=trial, latest_checkpoint="any").to_environment().keys()
+    own = {name: value for name, value in os.environ.items() if name not in of_trial}
+    if paths := own.get("PYTHONPATH"):
+        own["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths.split(os.pathsep))
+    chosen = {} if slots is None else {SLOTS_VARIABLE: str(slots)}
+    # One thread for what a search computes: the cores are for the trials, whose own number of threads is set for each.
+    return {**own, "DET_HOME": str(place.path), "OMP_NUM_THREADS": "1", **chosen}

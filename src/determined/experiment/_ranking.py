@@ -1,0 +1,138 @@
+"""What is best of an experiment: its trials and checkpoints, by the validation metric that it is judged by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from determined import errors
+from determined.tracking import CheckpointRecord, CheckpointState, ExperimentRecord, Records, TrialRecord
+
+_USUAL_METRIC = "validation_loss"
+
+
+class Scores:
+    """The checkpoints of an experiment by a metric of the validation at the step of each."""
+
+    def __init__(self, records: Records, experiment_id: int, metric: str, smaller_is_better: bool) -> None:
+        self.metric = metric
+        self.smaller_is_better = smaller_is_better
+        self._values = {
+            (trial_id, report.steps_completed): value
+            for trial_id, reports in records.metrics_by_trial(experiment_id, "validation").items()
+            for report in reports
+            if (value := _number(report.metrics.get(metric))) is not None
+        }
+
+    def of(self, checkpoint: CheckpointRecord) -> float | None:
+        """Return the metric of a checkpoint; None if there was no validation at its step that has it as a number."""
+        return self._values.get((checkpoint.trial_id, checkpoint.steps_completed))
+
+    def ranked(self, checkpoints: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
+        """Return those whose files are there, the best first; the newest first of equals and of those without a score.
+
+        What is not a finite number counts as no score.
+        """
+        present = [one for one in checkpoints if one.state is CheckpointState.COMPLETED]
+        return sorted(present, key=lambda one: (self._rank(one), -one.steps_completed))
+
+    def best(self, checkpoints: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
+        """Return those with a score, the best first."""
+        return [one for one in self.ranked(checkpoints) if math.isfinite(self._rank(one))]
+
+    def _rank(self, checkpoint: CheckpointRecord) -> float:
+        score = self.of(checkpoint)
+        if score is None or not math.isfinite(score):
+            return math.inf
+        return score if self.smaller_is_better else -score
+
+
+def scores(
+    records: Records, experiment_id: int, metric: str | None = None, smaller_is_better: bool | None = None
+) -> Scores:
+    """Return the scores of an experiment's checkpoints by a metric, or else by the one that it is judged by.
+
+    Of another metric it must be said whether smaller is better.
+    """
+    own, is_smaller_better = judged_by(records, records.experiment(experiment_id))
+    if metric is None or metric == own:
+        return Scores(
+            records, experiment_id, own, is_smaller_better if smaller_is_better is None else smaller_is_better
+        )
+    if smaller_is_better is None:
+        raise errors.InvalidExperimentException(
+            f"experiment {experiment_id} is judged by {own!r}; nothing tells whether a smaller {metric!r} is better: "
+            "say smaller_is_better=True or False (for `det`, --smaller-is-better or --larger-is-better)."
+        )
+    return Scores(records, experiment_id, metric, smaller_is_better)
+
+
+def best_checkpoints(
+    records: Records,
+    experiment_id: int,
+    count: int | None = None,
+    metric: str | None = None,
+    smaller_is_better: bool | None = None,
+    trial_id: int | None = None,
+) -> list[CheckpointRecord]:
+    """Return the best checkpoints of an experiment, or of one of its trials, that are there; at most `count`.
+
+    `CheckpointNotFoundException` if there is none that can be compared.
+    """
+    by = scores(records, experiment_id, metric, smaller_is_better)
+    candidates = records.checkpoints(experiment_id, trial_id)
+    if found := by.best(candidates)[:count]:
+        return found
+    owner = f"experiment {experiment_id}" if trial_id is None else f"trial {trial_id}"
+    present = len(by.ranked(candidates))
+    reason = (
+        f"none of its {present} was saved at a validation with a finite {by.metric!r}" if present else "it has none"
+    )
+    raise errors.CheckpointNotFoundException(
+        f"{owner} has no best checkpoint: {reason}; `det experiment list-checkpoints {experiment_id}` shows what there "
+        "is."
+    )
+
+
+def best_trial(records: Records, experiment_id: int) -> TrialRecord | None:
+    """Return the trial with the best validation, the oldest of equals; None if there is none with a finite metric."""
+    ranked = ranked_trials(records.experiment(experiment_id), records.trials(experiment_id))
+    return ranked[0] if ranked and ranked[0].best_validation is not None else None
+
+
+def ranked_trials(experiment: ExperimentRecord, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Return trials, the best first by the metric that the experiment is judged by; those without a score last."""
+    searched = _searched_by(experiment)
+    sign = 1 if searched is None or searched[1] else -1
+
+    def rank(trial: TrialRecord) -> float:
+        return math.inf if trial.best_validation is None else sign * trial.best_validation.value
+
+    return sorted(trials, key=rank)
+
+
+def judged_by(records: Records, experiment: ExperimentRecord) -> tuple[str, bool]:
+    """Return the metric that an experiment is judged by, and whether smaller is better.
+
+    It is the searcher's; without one, a validation metric that is named as a loss.
+    """
+    if (searched := _searched_by(experiment)) is not None:
+        return searched
+    found = (trial.best_validation for trial in records.trials(experiment.id) if trial.best_validation is not None)
+    return next((best.metric for best in found), _USUAL_METRIC), True
+
+
+def _searched_by(experiment: ExperimentRecord) -> tuple[str, bool] | None:
+    searcher = (experiment.config or {}).get("searcher")
+    if isinstance(searcher, Mapping) and isinstance(searcher.get("metric"), str):
+        return searcher["metric"], bool(searcher.get("smaller_is_better", True))
+    return None
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None

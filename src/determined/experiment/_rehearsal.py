@@ -1,0 +1,155 @@
+"""Try a program out before a long run: one batch of one trial, in a home folder that vanishes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from determined import errors
+from determined._home import Home, home
+from determined.experiment import _code
+from determined.experiment._copies import folder_of
+from determined.experiment._create import check
+from determined.experiment._drive import runner_environment
+from determined.experiment._machine import Machine, this_machine
+from determined.experiment._results import source_checkpoint
+from determined.experiment._runs import Runs
+from determined.experiment._trials import OpenTrial
+from determined.experiment.config import ExperimentConfig, from_map
+from determined.experiment.executors import Ended, EndReason, InlineExecutor, RunSpec
+from determined.experiment.executors._environment import base_environment, run_environment
+from determined.experiment.executors._programs import command_of
+from determined.experiment.search import Began, Create, Search
+from determined.tracking import (
+    ExperimentDescription,
+    Ledger,
+    MetricReport,
+    NewTrial,
+    Records,
+    RunState,
+    TrialChange,
+    Turn,
+)
+
+TEST_VARIABLE = "DET_TEST_MODE"
+"""Environment variable: "1" lets `Trainer.fit` train and validate one batch, and save."""
+_OF_SHELLS = 128
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What came of it."""
+
+    hparams: Mapping[str, Any]
+    ended: Ended
+    reports: list[MetricReport]
+    checkpoints: int
+
+
+def first_trial(config: ExperimentConfig, folder: str | os.PathLike[str]) -> Create:
+    """Return the first trial that the search would run."""
+    search = Search(config.searcher, config.hyperparameters, config.seed, folder)
+    return next(made for made in search.handle(Began()) if isinstance(made, Create))
+
+
+def rehearse(
+    config: ExperimentConfig, folder: str | os.PathLike[str], first: Create, at: Home | None = None
+) -> Rehearsal:
+    """Train one batch of a trial; nothing of it stays.
+
+    A class trains in this process, by one rank. A script runs as given, as a process of its own.
+    """
+    place, machine = at or home(), this_machine()
+    check(config, folder, place, machine)
+    with _stage() as stage:
+        _code.take(pathlib.Path(folder), stage.code(1))
+        source = _brought(source_checkpoint(config, place), place, stage)
+        with _recorded(_reduced(config), stage, first) as trial:
+            spec = _spec(_reduced(config), stage, machine, trial, source)
+            ended = _in_this_process(spec) if spec.is_class else _as_a_script(spec, runner_environment(stage))
+        records = Records(stage.database)
+        return Rehearsal(first.hparams, ended, records.history(trial.id), len(records.checkpoints()))
+
+
+@contextlib.contextmanager
+def _stage() -> Iterator[Home]:
+    """Give a home folder that vanishes."""
+    with tempfile.TemporaryDirectory(prefix="det-test-") as folder:
+        yield Home(pathlib.Path(folder))
+
+
+def _reduced(config: ExperimentConfig) -> ExperimentConfig:
+    """Return a config for one process that leaves nothing behind."""
+    tree = config.to_dict()
+    tree["checkpoint_storage"] = {}
+    tree["resources"]["slots_per_trial"] = 1
+    return from_map(tree)
+
+
+def _brought(uuid: str | None, place: Home, stage: Home) -> str | None:
+    """Let the checkpoint of a warm start be found from the stage."""
+    if uuid is not None:
+        source = folder_of(Records(place.database).checkpoint(uuid))
+        shutil.copytree(source, stage.checkpoints / uuid, copy_function=_link_or_copy)
+    return uuid
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """Let a file be at another place too, without a copy of its bytes where that is possible."""
+    try:
+        os.link(source, target)
+    except OSError:  # on another disk
+        shutil.copy2(source, target)
+
+
+@contextlib.contextmanager
+def _recorded(config: ExperimentConfig, stage: Home, first: Create) -> Iterator[OpenTrial]:
+    """Put the trial on record on the stage, as its runner."""
+    described = ExperimentDescription(name=config.name, config=config.to_dict())
+    with Ledger.create(stage.database, described) as ledger:
+        ledger.claim()
+        entrypoint = config.entrypoint if isinstance(config.entrypoint, str) else " ".join(config.entrypoint or [])
+        new = NewTrial(request_id=first.request_id, hparams=first.hparams, seed=first.seed, entrypoint=entrypoint)
+        (id,) = ledger.commit(Turn(new_trials=[new]))
+        ledger.commit(Turn(trial_changes=[TrialChange(trial_id=id, state=RunState.ACTIVE, run_id=1)]))
+        yield OpenTrial(id, first.request_id, first.hparams, first.seed, run_id=1)
+        ledger.release()
+
+
+def _spec(config: ExperimentConfig, stage: Home, machine: Machine, trial: OpenTrial, source: str | None) -> RunSpec:
+    spec = Runs(1, config, stage, machine).spec(trial, [0], source)
+    return dataclasses.replace(spec, environment={**spec.environment, TEST_VARIABLE: "1"})
+
+
+def _in_this_process(spec: RunSpec) -> Ended:
+    executor = InlineExecutor()
+    try:
+        executor.start(spec)
+        (ended,) = executor.ended(0.0)
+        return ended
+    finally:
+        executor.close()
+
+
+def _as_a_script(spec: RunSpec, variables: Mapping[str, str]) -> Ended:
+    environment = run_environment(base_environment(variables), spec)
+    spec.folder.mkdir(parents=True)
+    try:
+        status = subprocess.run(command_of(spec), cwd=spec.code, env=environment, check=False).returncode
+    except (OSError, ValueError) as error:
+        raise errors.InvalidExperimentException(
+            f"the entrypoint {spec.entrypoint!r} cannot be run: {error}; name a program that is there."
+        ) from error
+    if spec.files.invalid_hp.exists():
+        return Ended.of(spec, EndReason.INVALID_HP, spec.files.invalid_hp.read_text(encoding="utf-8"))
+    if status == 0:
+        return Ended.of(spec, EndReason.COMPLETED, status=0)
+    status = status if status > 0 else _OF_SHELLS - status
+    return Ended.of(spec, EndReason.FAILED, f"the script ended with status {status}", status=status)

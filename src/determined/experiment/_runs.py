@@ -1,0 +1,108 @@
+"""The runs of an experiment's trials: what each is started with."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+
+from determined import errors, storage
+from determined._home import Home
+from determined._info import ClusterInfo, TrialInfo
+from determined.experiment._machine import Machine
+from determined.experiment._trials import OpenTrial
+from determined.experiment.config import ExperimentConfig
+from determined.experiment.executors import RunSpec
+from determined.tracking import CheckpointRecord, CheckpointState, Records
+
+
+class Runs:
+    """Makes the runs of trials, each from the newest intact checkpoint of its trial."""
+
+    def __init__(self, experiment_id: int, config: ExperimentConfig, home: Home, machine: Machine) -> None:
+        self._experiment_id = experiment_id
+        self._config = config
+        self._home = home
+        self._machine = machine
+        self._as_map = config.to_dict()
+        device = "cuda" if machine.gpus else "cpu"
+        self._variables = config.environment.variables(device)  # type: ignore[arg-type]  # one of its words
+        self._source: str | None = None
+
+    def start_from(self, checkpoint: str | None) -> None:
+        """Let the first runs of trials begin with the weights of a checkpoint."""
+        self._source = checkpoint
+
+    def next_run(self, trial: OpenTrial, slots: list[int]) -> tuple[RunSpec, int]:
+        """Return the run of a trial that begins now, and the step at which it does."""
+        own = self._newest_checkpoint(trial) if trial.run_id > 1 else None
+        if own is not None:
+            return self.spec(trial, slots, own.uuid, own.steps_completed), own.steps_completed
+        return self.spec(trial, slots, self._source), 0
+
+    def spec(
+        self, trial: OpenTrial, slots: list[int], checkpoint: str | None = None, steps_completed: int = 0
+    ) -> RunSpec:
+        """Return a run of a trial on slots, from a checkpoint with so many steps."""
+        resources, config = self._config.resources, self._config
+        return RunSpec(
+            experiment_id=self._experiment_id,
+            trial_id=trial.id,
+            run_id=trial.run_id,
+            entrypoint=config.trial_class or config.entrypoint or "",
+            code=self._home.code(self._experiment_id),
+            folder=self._home.run(self._experiment_id, trial.id, trial.run_id).path,
+            environment={
+                "PATH": _path(),
+                **self._variables,
+                "DET_HOME": str(self._home.path),
+                **self._info(trial, slots, checkpoint, steps_completed).to_environment(),
+            },
+            ranks=resources.slots_per_trial,
+            threads=self._machine.threads,
+            gpus=self._machine.gpus_of(slots),
+            patience=float(config.preemption_timeout),
+            patterns=[policy.pattern for policy in config.log_policies],
+        )
+
+    def _info(self, trial: OpenTrial, slots: list[int], checkpoint: str | None, steps: int) -> ClusterInfo:
+        allocation = f"{self._experiment_id}.{trial.id}.{trial.run_id}"
+        return ClusterInfo(
+            trial=TrialInfo(
+                trial_id=trial.id,
+                experiment_id=self._experiment_id,
+                trial_seed=trial.seed,
+                hparams=dict(trial.hparams),
+                _config=self._as_map,
+                _steps_completed=steps,
+                _trial_run_id=trial.run_id,
+            ),
+            latest_checkpoint=checkpoint,
+            task_id=f"trial-{trial.id}",
+            allocation_id=allocation,
+            slot_ids=slots,
+            cluster_id="local",
+            agent_id="local",
+            container_slot_counts=[max(len(slots), 1)],
+        )
+
+    def _newest_checkpoint(self, trial: OpenTrial) -> CheckpointRecord | None:
+        found = Records(self._home.database).checkpoints(self._experiment_id, trial.id)
+        for checkpoint in reversed(found):
+            if checkpoint.state is CheckpointState.COMPLETED and _is_intact(checkpoint):
+                return checkpoint
+        return None
+
+
+def _path() -> str:
+    """Return where programs are looked for: `python3` means this one, also in an environment that is not activated."""
+    return os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+
+
+def _is_intact(checkpoint: CheckpointRecord) -> bool:
+    folder = pathlib.Path(checkpoint.path)
+    try:
+        storage.Manifest.read(folder).verify(folder)
+    except (errors.InvalidCheckpointException, OSError):
+        return False
+    return True

@@ -1,0 +1,159 @@
+"""Control experiments from any process of this machine: start, pause, cancel, kill, wait, continue, delete."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from determined import errors
+from determined._home import Home, home
+from determined.experiment import _drive
+from determined.experiment import config as configs
+from determined.experiment._continuing import continuation
+from determined.experiment._copies import download_checkpoint as download_checkpoint
+from determined.experiment._create import require_slots
+from determined.experiment._deletion import delete as delete
+from determined.experiment._deletion import delete_checkpoint as delete_checkpoint
+from determined.experiment._machine import this_machine
+from determined.experiment._results import remove_expired_logs as remove_expired_logs
+from determined.tracking import (
+    Desired,
+    ExperimentChange,
+    Ledger,
+    Records,
+    RunState,
+    TrialChange,
+    Turn,
+    Wish,
+)
+
+_LOOKING = 0.2
+_ENDING = 30.0
+"""Seconds that a runner has to end, or to begin."""
+
+
+def activate(experiment_id: int, at: Home | None = None, slots: int | None = None) -> None:
+    """Let an experiment run, from where it was if it was paused or its runner is gone."""
+    if not is_run(experiment_id, at):
+        config = Records((at or home()).database).experiment(experiment_id).config
+        require_slots(configs.from_map(config or {}), this_machine(slots))
+    _ask(experiment_id, Desired.ACTIVE, at)
+    _have_runner(experiment_id, at, slots)
+
+
+def pause(experiment_id: int, at: Home | None = None) -> None:
+    """Let all trials save and stop; `activate` goes on."""
+    _ask(experiment_id, Desired.PAUSED, at)
+    with Ledger.open((at or home()).database, experiment_id) as ledger:
+        if not _is_run(ledger) and ledger.control().state is not RunState.PAUSED:
+            ledger.claim()
+            ledger.commit(Turn(experiment_change=ExperimentChange(state=RunState.PAUSED)))
+            ledger.release()
+
+
+def cancel(experiment_id: int, at: Home | None = None) -> None:
+    """End an experiment; its trials save a last checkpoint."""
+    _ask(experiment_id, Desired.CANCELED, at)
+    _have_runner(experiment_id, at)
+
+
+def kill(experiment_id: int, at: Home | None = None) -> None:
+    """End an experiment and its trials at once."""
+    _ask(experiment_id, Desired.KILLED, at)
+    _have_runner(experiment_id, at)
+
+
+def kill_trial(trial_id: int, at: Home | None = None) -> None:
+    """End one trial at once; its experiment goes on."""
+    place = at or home()
+    experiment_id = Records(place.database).trial(trial_id).experiment_id
+    with Ledger.open(place.database, experiment_id) as ledger:
+        ledger.ask(wishes={trial_id: Wish.KILL})
+
+
+def continue_experiment(
+    experiment_id: int, at: Home | None = None, slots: int | None = None, overrides: Iterable[str] = ()
+) -> list[int]:
+    """Begin an ended experiment anew: its trials that did not complete go on; returns their ids.
+
+    The only trial of a `single` search goes on in any case, as after a change of its length. `overrides` change the
+    config, such as "searcher.max_length.epochs=20"; what trials that went before rest on cannot change.
+    """
+    reopened = reopen(experiment_id, at, slots, overrides)
+    _have_runner(experiment_id, at, slots)
+    return reopened
+
+
+def reopen(
+    experiment_id: int, at: Home | None = None, slots: int | None = None, overrides: Iterable[str] = ()
+) -> list[int]:
+    """Do what `continue_experiment` does, but leave the experiment to the next runner."""
+    place = at or home()
+    with Ledger.open(place.database, experiment_id) as ledger:
+        reopened = _to_continue(ledger)
+        new = continuation(experiment_id, overrides, place, this_machine(slots))
+        change = ExperimentChange(state=RunState.PAUSED, desired=Desired.ACTIVE, config=new.config)
+        trials = [TrialChange(trial_id=id, state=RunState.PAUSED, restarts=0) for id in reopened]
+        ledger.claim()
+        ledger.commit(Turn(trial_changes=trials, experiment_change=change))
+        ledger.ask(max_slots=new.max_slots, priority=new.priority)
+        ledger.release()
+    return reopened
+
+
+def _to_continue(ledger: Ledger) -> list[int]:
+    """Return the trials that go on when an experiment begins anew."""
+    id, state = ledger.experiment_id, ledger.control().state
+    if not state.is_final:
+        raise errors.TrackingException(
+            f"experiment {id} has not ended ({state.value}); `det experiment activate {id}` lets it run."
+        )
+    trials = ledger.trials()
+    found = [trial.id for trial in trials if trial.state is not RunState.COMPLETED or len(trials) == 1]
+    if not found:
+        raise errors.TrackingException(f"all trials of experiment {id} have completed; there is nothing to continue.")
+    return found
+
+
+def wait(experiment_id: int, timeout: float | None = None, at: Home | None = None) -> RunState:
+    """Wait until an experiment has ended and is tidied up; returns its state. `TimeoutError` after so many seconds."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with Ledger.open((at or home()).database, experiment_id) as ledger:
+        while not (state := ledger.control().state).is_final or _is_run(ledger):
+            if not _is_run(ledger) and not ledger.control().state.is_final:
+                raise errors.TrackingException(
+                    f"experiment {experiment_id} is {state.value}, and nobody runs it, so it will not end; "
+                    f"`det experiment activate {experiment_id}` goes on with it."
+                )
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"experiment {experiment_id} is still {state.value} after {timeout:g} seconds.")
+            time.sleep(_LOOKING)
+    return state
+
+
+def is_run(experiment_id: int, at: Home | None = None) -> bool:
+    """Say whether a living process drives an experiment."""
+    with Ledger.open((at or home()).database, experiment_id) as ledger:
+        return _is_run(ledger)
+
+
+def _is_run(ledger: Ledger) -> bool:
+    runner = ledger.runner()
+    return runner is not None and not runner.is_gone
+
+
+def _ask(experiment_id: int, desired: Desired, at: Home | None) -> None:
+    with Ledger.open((at or home()).database, experiment_id) as ledger:
+        ledger.ask(desired=desired)
+
+
+def _have_runner(experiment_id: int, at: Home | None, slots: int | None = None) -> None:
+    """Start a runner unless there is one, which notices by itself what it is asked for."""
+    deadline = time.monotonic() + _ENDING
+    with Ledger.open((at or home()).database, experiment_id) as ledger:
+        # One that has paused the experiment does not look up any more; it is about to end.
+        while _is_run(ledger) and ledger.control().state is RunState.PAUSED and time.monotonic() < deadline:
+            time.sleep(_LOOKING / 10)
+        if _is_run(ledger) or ledger.control().state.is_final:
+            return
+    _drive.start(experiment_id, at, slots)

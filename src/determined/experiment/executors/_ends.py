@@ -1,0 +1,46 @@
+"""What the folder of a run tells of its end."""
+
+from __future__ import annotations
+
+import contextlib
+
+from determined._home import RUN_FOLDER_VARIABLE
+from determined.experiment.executors._environment import SERVER_VARIABLE
+from determined.experiment.executors._files import read_json
+from determined.experiment.executors._processes import Identity, sweep
+from determined.experiment.executors._spec import Ended, EndReason, RunSpec
+
+
+def end_on_file(spec: RunSpec) -> Ended | None:
+    """Return the end that the keeper of a run has written; None if it has not."""
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        if (value := read_json(spec.files.end)) is not None:
+            return Ended.from_json(value)
+    return None
+
+
+def end_without_keeper(spec: RunSpec, keeper: Identity, server: str) -> Ended:
+    """Return the end of a run whose keeper is gone; what it may have left is killed first."""
+    if (ended := end_on_file(spec)) is not None:
+        return ended
+    folder = f"{RUN_FOLDER_VARIABLE}={spec.folder.absolute()}"
+    sweep(keeper, own=folder, common=f"{SERVER_VARIABLE}={server}")
+    with contextlib.suppress(OSError):
+        reason = spec.files.invalid_hp.read_text(encoding="utf-8", errors="replace")
+        return Ended.of(spec, EndReason.INVALID_HP, reason)
+    return Ended.of(spec, EndReason.KILLED, "its keeper was killed, and the run with it")
+
+
+def end_of_earlier(spec: RunSpec) -> Ended | None:
+    """Return the end of a run of an earlier runner, when it has come; None if it was never started."""
+    if (ended := end_on_file(spec)) is not None:
+        return ended
+    if not spec.files.keeper.exists():
+        return None
+    found = read_json(spec.files.keeper) or {}
+    try:
+        keeper, server = Identity(int(found["pid"]), int(found["start"]), str(found["boot"])), str(found["server"])
+    except (KeyError, TypeError, ValueError):
+        return Ended.of(spec, EndReason.KILLED, f"{spec.files.keeper} is damaged, so nobody knows its keeper")
+    keeper.wait(None)
+    return end_without_keeper(spec, keeper, server)

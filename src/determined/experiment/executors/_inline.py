@@ -1,0 +1,170 @@
+"""Runs within this process, one after the other: for debugging, and for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from determined import errors
+from determined._import import import_from_path
+from determined.experiment.executors._ends import end_on_file
+from determined.experiment.executors._environment import base_environment, run_environment
+from determined.experiment.executors._files import write_json
+from determined.experiment.executors._spec import Ended, EndReason, RunSpec
+
+if TYPE_CHECKING:
+    from determined.tracking import RunProcess
+
+_STOPPED = (130, 143)
+_LAST_LINES = 20
+
+
+class InlineExecutor:
+    """Runs trial classes in this process, each when `ended` is called, so that a debugger can follow them.
+
+    Output goes where this process writes. A run cannot be stopped from outside while it goes on, only before.
+    """
+
+    def __init__(self) -> None:
+        self._base = base_environment(os.environ)
+        self._waiting: dict[int, RunSpec] = {}
+        self._over: list[Ended] = []
+        self._bell, self._ringer = os.pipe()
+
+    def start(self, spec: RunSpec) -> None:
+        """Put a run in the line; `ended` runs it."""
+        if spec.trial_id in self._waiting:
+            raise errors.MisuseError(f"Trial {spec.trial_id} has a run already; start another when it has ended.")
+        if not spec.is_class or spec.ranks != 1:
+            what = f"{spec.entrypoint!r} with {spec.ranks} rank(s)"
+            message = f"{what} cannot run within one process; only a class, module:Class, with one rank can"
+            self._end(Ended.of(spec, EndReason.NOT_STARTED, message))
+        else:
+            self._waiting[spec.trial_id] = spec
+            self._ring()
+
+    def stop(self, trial_id: int) -> None:
+        """Take a run out of the line."""
+        self._cancel(trial_id, EndReason.STOPPED)
+
+    def kill(self, trial_id: int) -> None:
+        """Take a run out of the line."""
+        self._cancel(trial_id, EndReason.KILLED)
+
+    def ended(self, timeout: float | None) -> list[Ended]:
+        """Run the next one in the line to its end; return what has ended since the last call."""
+        if not self._over and self._waiting:
+            spec = next(iter(self._waiting.values()))
+            ended = self._run(spec)
+            del self._waiting[spec.trial_id]
+            with contextlib.suppress(OSError):
+                write_json(spec.files.end, ended.to_json())
+            self._over.append(ended)
+        elif not self._over and timeout:
+            time.sleep(timeout)
+        over, self._over = self._over, []
+        if not self._waiting:
+            self._silence()
+        return over
+
+    def adopt(self, spec: RunSpec) -> Ended | None:
+        """Return how a run of an earlier process has ended; None if it has not, and so died with that process."""
+        return end_on_file(spec)
+
+    def process(self, trial_id: int) -> RunProcess | None:
+        """Return this process, for a run in the line."""
+        if trial_id not in self._waiting:
+            return None
+        from determined.tracking import RunProcess
+
+        return RunProcess.current()
+
+    def fileno(self) -> int:
+        """Return a file descriptor that is readable when `ended` has something to do, for `select` and the like."""
+        return self._bell
+
+    def close(self) -> None:
+        """Forget the runs in the line."""
+        self._waiting.clear()
+        os.close(self._bell)
+        os.close(self._ringer)
+
+    def _cancel(self, trial_id: int, reason: EndReason) -> None:
+        if (spec := self._waiting.pop(trial_id, None)) is not None:
+            self._end(Ended.of(spec, reason, "before it had begun"))
+
+    def _end(self, ended: Ended) -> None:
+        self._over.append(ended)
+        self._ring()
+
+    def _ring(self) -> None:
+        self._silence()
+        os.write(self._ringer, b"!")
+
+    def _silence(self) -> None:
+        os.set_blocking(self._bell, False)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._bell, 64)
+
+    def _run(self, spec: RunSpec) -> Ended:
+        from determined.launch._harness import load_class, train
+
+        started = time.time()
+        entrypoint = str(spec.entrypoint)
+        status, begun, trace = 0, False, ""
+        try:
+            spec.folder.mkdir(parents=True, exist_ok=True)
+            with _as_if_started(spec, run_environment(self._base, spec)):
+                load_class(entrypoint)
+                begun = True
+                train(entrypoint)
+        except SystemExit as leaving:
+            status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        except Exception:
+            status, trace = 1, traceback.format_exc()
+            traceback.print_exc()
+        return _ended(spec, status, begun, trace, started)
+
+
+def _ended(spec: RunSpec, status: int, begun: bool, trace: str, started: float) -> Ended:
+    lines = tuple(trace.splitlines()[-_LAST_LINES:])
+    message = lines[-1] if lines else ""
+    if not begun:
+        reason = EndReason.NOT_STARTED
+    elif spec.files.invalid_hp.exists():
+        reason, message = EndReason.INVALID_HP, spec.files.invalid_hp.read_text(encoding="utf-8")
+    elif status in _STOPPED:
+        reason = EndReason.STOPPED
+    else:
+        reason = EndReason.FAILED if status else EndReason.COMPLETED
+    return Ended.of(spec, reason, message, status=status, last_lines=lines, started=started)
+
+
+@contextlib.contextmanager
+def _as_if_started(spec: RunSpec, environment: dict[str, str]) -> Iterator[None]:
+    """Let the block see the folder, modules and environment of a run; all is as before afterwards."""
+    variables, folder, words = dict(os.environ), os.getcwd(), sys.argv
+    main = vars(sys.modules["__main__"])
+    missing = object()
+    file = main.get("__file__", missing)
+    # Those of GPUs and threads are what they are in a process that may have used both.
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(spec.code)
+    try:
+        with import_from_path(spec.code):
+            yield
+    finally:
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(variables)
+        sys.argv = words
+        if file is missing:
+            main.pop("__file__", None)
+        else:
+            main["__file__"] = file

@@ -1,0 +1,222 @@
+"""Runs as processes of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from determined import errors
+from determined.experiment.executors._ends import end_of_earlier, end_without_keeper
+from determined.experiment.executors._environment import base_environment, run_environment, shared_environment
+from determined.experiment.executors._processes import Identity
+from determined.experiment.executors._spec import Ended, EndReason, RunSpec
+from determined.experiment.executors._warm import WarmProcess
+
+if TYPE_CHECKING:
+    from determined.tracking import RunProcess
+
+_ATTEMPTS = 3
+_PARTING = 1.0
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Run:
+    """A run, and the connection to its keeper."""
+
+    spec: RunSpec
+    server: WarmProcess
+    link: socket.socket
+    attempt: int
+    heard: bytes = b""
+    keeper: Identity | None = None
+    refused: str = ""
+    end: Ended | None = None
+    wanted_end: EndReason | None = None
+    kill_at: float | None = None
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # its keeper is gone, which shows elsewhere
+            self.link.sendall(json.dumps(message).encode() + b"\n")
+
+
+class LocalExecutor:
+    """Runs each trial in processes of its own on this machine, each run under a keeper.
+
+    Class entrypoints are forked from a warm process that has torch imported. When this process ends, however it does,
+    nothing stays behind: trials are asked to save and stop, and killed if they do not. A keeper that has not killed its
+    run within `kill_patience` seconds is killed itself.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None, *, kill_patience: float = 15.0) -> None:
+        if sys.platform != "linux":
+            raise errors.InternalException(
+                f"Trials cannot run in processes of their own on {sys.platform!r}, only on Linux; use InlineExecutor."
+            )
+        self._kill_patience = kill_patience
+        self._base = base_environment(os.environ if environment is None else environment)
+        self._events = selectors.EpollSelector()
+        self._server: WarmProcess | None = None
+        self._runs: dict[int, _Run] = {}
+        self._over: list[Ended] = []
+
+    def start(self, spec: RunSpec) -> None:
+        """Begin a run; returns at once. Whatever goes wrong is told by its end."""
+        if spec.trial_id in self._runs:
+            raise errors.MisuseError(f"Trial {spec.trial_id} has a run already; start another when it has ended.")
+        self._begin(spec, 1)
+
+    def stop(self, trial_id: int) -> None:
+        """Ask a run to save and end; it is killed after its patience. A trial without a run is passed over."""
+        if (run := self._runs.get(trial_id)) is not None:
+            run.wanted_end = run.wanted_end or EndReason.STOPPED
+            run.tell({"order": "stop"})
+
+    def kill(self, trial_id: int) -> None:
+        """End a run at once. A trial without a run is passed over."""
+        if (run := self._runs.get(trial_id)) is not None:
+            run.wanted_end = EndReason.KILLED
+            run.kill_at = run.kill_at or time.monotonic() + self._kill_patience
+            run.tell({"order": "kill"})
+
+    def ended(self, timeout: float | None) -> list[Ended]:
+        """Return the runs that have ended since the last call; waits for one, up to so many seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            for key, _ in self._events.select(0.0 if self._over else self._until(deadline)):
+                key.data()
+            self._kill_overdue()
+            is_late = deadline is not None and time.monotonic() >= deadline
+            if self._over or is_late or (deadline is None and not self._runs):
+                over, self._over = self._over, []
+                return over
+
+    def adopt(self, spec: RunSpec) -> Ended | None:
+        """Return how a run has ended that an earlier runner started, once it has; None if it was never started."""
+        return end_of_earlier(spec)
+
+    def process(self, trial_id: int) -> RunProcess | None:
+        """Return the keeper of a run; None if there is none, or none yet."""
+        run = self._runs.get(trial_id)
+        if run is None or run.keeper is None:
+            return None
+        import psutil
+
+        from determined.tracking import RunProcess
+
+        with contextlib.suppress(psutil.NoSuchProcess):
+            started = psutil.Process(run.keeper.pid).create_time()
+            return RunProcess(pid=run.keeper.pid, started=started, host=socket.gethostname())
+        return None
+
+    def fileno(self) -> int:
+        """Return a file descriptor that is readable when `ended` has something to do, for `select` and the like."""
+        return self._events.fileno()
+
+    def close(self) -> None:
+        """Let go of everything; runs that still go on are asked to stop, as if this process had ended."""
+        for run in self._runs.values():
+            run.link.close()
+        if self._server is not None:
+            self._server.close(0.0 if self._runs else _PARTING)
+        self._events.close()
+        self._runs.clear()
+        self._server = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Starting
+
+    def _begin(self, spec: RunSpec, attempt: int) -> None:
+        environment = run_environment(self._base, spec)
+        link, theirs = socket.socketpair()
+        try:
+            with theirs:
+                server = self._have_forked(theirs, spec.is_class, shared_environment(environment))
+        except OSError as error:
+            link.close()
+            self._over.append(Ended.of(spec, EndReason.NOT_STARTED, f"no process can be started: {error}"))
+            return
+        run = self._runs[spec.trial_id] = _Run(spec, server, link, attempt)
+        self._events.register(link, selectors.EVENT_READ, lambda: self._hear(run))
+        run.tell({"spec": spec.to_json(), "environment": environment, "server": server.token})
+
+    def _have_forked(self, link: socket.socket, of_class: bool, environment: dict[str, str]) -> WarmProcess:
+        while True:
+            if self._server is None or self._server.environment != environment:
+                self._let_go_of_server()
+                self._server = server = WarmProcess(environment)
+                self._events.register(server.control, selectors.EVENT_READ, self._let_go_of_server)
+            try:
+                self._server.fork_keeper(link, of_class=of_class)
+            except ConnectionError:  # it was killed
+                self._let_go_of_server()
+            else:
+                return self._server
+
+    def _let_go_of_server(self) -> None:
+        if self._server is not None:
+            self._events.unregister(self._server.control)
+            self._server.close()
+            self._server = None
+
+    # What keepers say
+
+    def _hear(self, run: _Run) -> None:
+        try:
+            data = run.link.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            self._on_keeper_gone(run)
+            return
+        *messages, run.heard = (run.heard + data).split(b"\n")
+        for message in map(json.loads, messages):
+            if "keeper" in message:
+                run.keeper = Identity(**message["keeper"])
+            elif "ended" in message:
+                run.end = Ended.from_json(message["ended"])
+            else:
+                run.refused = message["refused"]
+
+    def _on_keeper_gone(self, run: _Run) -> None:
+        self._events.unregister(run.link)
+        run.link.close()
+        del self._runs[run.spec.trial_id]
+        if run.end is not None:
+            self._over.append(run.end)
+        elif run.keeper is not None:
+            self._over.append(end_without_keeper(run.spec, run.keeper, run.server.token))
+        elif run.wanted_end is not None:
+            self._over.append(Ended.of(run.spec, run.wanted_end, "before it had begun"))
+        elif run.attempt < _ATTEMPTS:
+            self._begin(run.spec, run.attempt + 1)
+        else:
+            why = run.refused or run.server.last_words or "the process that starts runs was killed again and again"
+            self._over.append(Ended.of(run.spec, EndReason.NOT_STARTED, why))
+
+    # Waiting
+
+    def _until(self, deadline: float | None) -> float | None:
+        overdue = (run.kill_at for run in self._runs.values() if run.keeper is not None)
+        times = [at for at in (deadline, *overdue) if at is not None]
+        return max(0.0, min(times) - time.monotonic()) if times else (None if self._runs else 0.0)
+
+    def _kill_overdue(self) -> None:
+        now = time.monotonic()
+        for run in self._runs.values():
+            if run.kill_at is not None and run.kill_at <= now and run.keeper is not None:
+                run.kill_at = now + self._kill_patience
+                run.keeper.send(signal.SIGKILL)

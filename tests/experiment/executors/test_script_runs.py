@@ -1,0 +1,277 @@
+"""Scripts as runs: how they are started, and how their ends are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import stat
+import sys
+import time
+
+import pytest
+from executor_runs import Runs, environment
+
+from determined import errors
+from determined.experiment.executors import EndReason, LocalExecutor
+
+SHOW = f"{sys.executable} -c 'import os, json; print(json.dumps(dict(os.environ)))'"
+
+
+def test_text_is_for_the_shell_in_the_code_folder(runs: Runs) -> None:
+    runs.write("hello", "file.txt")
+    spec = runs.spec("pwd && cat file.txt | tr a-z A-Z")
+    assert runs.run(spec).reason is EndReason.COMPLETED
+    assert runs.text(spec).split() == [str(runs.code), "HELLO"]
+
+
+def test_list_is_a_program_and_its_arguments(runs: Runs) -> None:
+    spec = runs.spec(["printf", "%s.", "a b", "$HOME"])
+    assert runs.run(spec).status == 0
+    assert runs.text(spec) == "a b.$HOME.\n"
+
+
+def test_program_of_the_code_folder_can_be_run(runs: Runs) -> None:
+    runs.write("#!/bin/sh\necho it runs", "run.sh")
+    (runs.code / "run.sh").chmod(0o755)
+    spec = runs.spec(["./run.sh"])
+    assert runs.run(spec).reason is EndReason.COMPLETED
+    assert runs.text(spec) == "it runs\n"
+
+
+def test_exit_status_is_told(runs: Runs) -> None:
+    ended = runs.run(runs.spec("echo first >&2; echo why >&2; exit 3"))
+    assert (ended.reason, ended.status, ended.message) == (EndReason.FAILED, 3, "why")
+    assert ended.last_lines == ("first", "why")
+
+
+def test_times_of_the_run_are_told(runs: Runs) -> None:
+    before = time.time()
+    ended = runs.run(runs.spec("true"))
+    assert before <= ended.started <= ended.ended <= time.time()
+
+
+def test_message_of_a_failed_program_is_what_its_traceback_ends_with(runs: Runs) -> None:
+    program = "import sys; sys.stderr.write('noise\\n'); e = ValueError('too\\nlong'); e.add_note('note'); raise e"
+    ended = runs.run(runs.spec([sys.executable, "-c", program]))
+    assert ended.message == "ValueError: too"
+
+
+def test_program_killed_by_somebody_else_has_failed(runs: Runs) -> None:
+    ended = runs.run(runs.spec("echo noise >&2; kill -9 $$"))
+    assert (ended.reason, ended.status) == (EndReason.FAILED, 137)
+    assert "killed by SIGKILL" in ended.message
+
+
+def test_stop_by_somebody_else_is_a_failure_to_start_again_from(runs: Runs) -> None:
+    ended = runs.run(runs.spec("exit 143"))
+    assert (ended.reason, ended.status) == (EndReason.FAILED, 143)
+    assert "by somebody else" in ended.message
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "said"),
+    [
+        (["no-such-program"], "'no-such-program' cannot be run: No such file or directory."),
+        (["./plain.sh"], "Permission denied; make it executable with chmod +x"),
+        (["plain.sh"], "No such file or directory; write ./plain.sh for the one in the code folder."),
+        (["./binary"], "Exec format error; begin it with #!"),
+        (["./lost"], "its #! names no program here"),
+        (["printf", "a\0b"], "embedded null byte"),
+    ],
+)
+def test_what_cannot_be_run_is_not_started(entrypoint: list[str], said: str, runs: Runs) -> None:
+    runs.write("echo", "plain.sh")
+    runs.write("\1", "binary")
+    runs.write("#!/no/interpreter", "lost")
+    for name in ("binary", "lost"):
+        (runs.code / name).chmod(0o755)
+    spec = runs.spec(entrypoint)
+    ended = runs.run(spec)
+    assert ended.reason is EndReason.NOT_STARTED
+    assert said in ended.message
+    assert said in runs.text(spec)
+
+
+def test_missing_code_folder_is_named(runs: Runs) -> None:
+    ended = runs.run(runs.spec("true", code=runs.folder / "gone"))
+    assert ended.reason is EndReason.NOT_STARTED
+    assert str(runs.folder / "gone") in ended.message
+
+
+def test_folder_that_cannot_be_made_is_named(runs: Runs) -> None:
+    (runs.folder / "trial-1").write_text("in the way")
+    ended = runs.run(runs.spec("true"))
+    assert ended.reason is EndReason.NOT_STARTED
+    assert "trial-1" in ended.message
+
+
+def test_environment_is_that_of_the_executor_and_of_the_run(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LATER", "than the executor")
+    spec = runs.spec(SHOW, environment={"DET_X": "1", "OWN": "2"}, threads=3)
+    runs.run(spec)
+    variables = json.loads(runs.text(spec))
+    assert (variables["DET_X"], variables["OWN"], variables["DET_PROGRESS"]) == ("1", "2", "0")
+    assert variables["DET_RUN_FOLDER"] == str(spec.folder)
+    assert variables["OMP_NUM_THREADS"] == variables["MKL_NUM_THREADS"] == variables["OPENBLAS_NUM_THREADS"] == "3"
+    assert not {"LATER", "DET_WARM_PROCESS", "RANK"} & variables.keys()
+
+
+def test_variables_of_a_training_that_the_runner_is_part_of_stay_out(own_runs: Runs) -> None:
+    theirs = {"RANK": "1", "TORCHELASTIC_RUN_ID": "x", "DET_TRIAL_ID": "3", "DET_LATEST_CHECKPOINT": "c"}
+    with LocalExecutor({**environment(own_runs.folder), **theirs, "OTHER": "1"}) as executor:
+        own_runs.executor = executor
+        spec = own_runs.spec(SHOW)
+        own_runs.run(spec)
+    variables = json.loads(own_runs.text(spec))
+    assert not theirs.keys() & variables.keys()
+    assert variables["OTHER"] == "1"
+
+
+@pytest.mark.parametrize(("gpus", "shown"), [([], ""), ([2], "2"), ([0, 3], "0,3")])
+def test_run_sees_its_gpus_only(gpus: list[int], shown: str, runs: Runs) -> None:
+    spec = runs.spec("echo [$CUDA_VISIBLE_DEVICES]", gpus=gpus, environment={"CUDA_VISIBLE_DEVICES": "7"})
+    runs.run(spec)
+    assert runs.text(spec) == f"[{shown}]\n"
+
+
+def test_nothing_can_be_read_from_the_terminal(runs: Runs) -> None:
+    spec = runs.spec("cat; echo end")
+    assert runs.run(spec).reason is EndReason.COMPLETED
+    assert runs.text(spec) == "end\n"
+
+
+def test_script_has_nothing_open_but_its_output(runs: Runs) -> None:
+    spec = runs.spec([sys.executable, "-c", "import os; print(os.listdir('/proc/self/fd'))"])
+    runs.run(spec)
+    assert runs.text(spec) == "['0', '1', '2', '3']\n"  # the last is of the listing itself
+
+
+def test_script_that_signals_its_group_hits_itself_alone(runs: Runs) -> None:
+    ended = runs.run(runs.spec("kill -KILL 0"))
+    assert (ended.reason, ended.status) == (EndReason.FAILED, 137)
+
+
+def test_large_environment_goes_through(runs: Runs) -> None:
+    large = {f"DET_LARGE_{number}": "x" * 100_000 for number in range(8)}
+    spec = runs.spec("echo ${#DET_LARGE_7}", environment=large)
+    runs.run(spec)
+    assert runs.text(spec) == "100000\n"
+
+
+def test_end_is_in_a_file_that_only_its_owner_writes(runs: Runs) -> None:
+    spec = runs.spec("exit 4")
+    ended = runs.run(spec)
+    written = json.loads(spec.files.end.read_text())
+    assert (written["status"], written["reason"]) == (4, "FAILED")
+    assert runs.executor.adopt(spec) == ended
+    assert not stat.S_IMODE(spec.files.end.stat().st_mode) & stat.S_IWOTH
+    assert sorted(path.name for path in spec.folder.iterdir()) == ["exit.json", "keeper.json", "rank-0.log"]
+
+
+def test_selector_wakes_at_an_end(runs: Runs) -> None:
+    spec = runs.start(runs.spec("true"))
+    while runs.going:
+        assert select.select([runs.executor], [], [], 60)[0]
+        runs.collect(0)
+    assert runs.end(spec).reason is EndReason.COMPLETED
+
+
+def test_waiting_ends_when_nothing_runs(own_runs: Runs) -> None:
+    assert own_runs.executor.ended(None) == []
+
+
+def test_process_that_stands_for_the_run_is_its_keeper(runs: Runs) -> None:
+    spec = runs.start(runs.spec("echo up; read line < /dev/zero"))
+    runs.await_text(spec, "up")
+    process = runs.executor.process(spec.trial_id)
+    assert process is not None
+    assert process.pid == runs.keeper(spec).pid
+    assert not process.is_gone
+    runs.executor.kill(spec.trial_id)
+    runs.end(spec)
+    assert runs.executor.process(spec.trial_id) is None
+
+
+def test_trial_has_one_run_at_a_time(runs: Runs) -> None:
+    spec = runs.start(runs.spec("sleep 60"))
+    with pytest.raises(errors.MisuseError, match=f"Trial {spec.trial_id} has a run already"):
+        runs.executor.start(spec)
+    runs.executor.kill(spec.trial_id)
+    runs.end(spec)
+
+
+def test_orders_for_a_trial_without_a_run_are_passed_over(runs: Runs) -> None:
+    runs.executor.stop(12345)
+    runs.executor.kill(12345)
+
+
+def test_warm_process_that_cannot_start_is_told(own_runs: Runs) -> None:
+    ended = own_runs.run(own_runs.spec("true", environment={"PYTHONHOME": "/nonexistent"}))
+    assert ended.reason is EndReason.NOT_STARTED
+    assert "Python" in ended.message
+
+
+def test_invalid_hyperparameters_of_a_core_script(runs: Runs) -> None:
+    runs.write(
+        """
+        import determined as det
+        from determined import core
+        with core.init() as context:
+            raise det.InvalidHP("lr is too large")
+        """,
+        "train.py",
+    )
+    ended = runs.run(runs.trial(f"{sys.executable} train.py"))
+    assert (ended.reason, ended.status, ended.message) == (EndReason.INVALID_HP, 0, "lr is too large")
+
+
+def test_invalid_hyperparameters_that_a_script_reports(runs: Runs) -> None:
+    runs.write(
+        """
+        from determined import core
+        with core.init() as context:
+            context.train.report_early_exit(core.EarlyExitReason.INVALID_HP)
+        """,
+        "train.py",
+    )
+    assert runs.run(runs.trial(f"{sys.executable} train.py")).reason is EndReason.INVALID_HP
+
+
+def test_pattern_in_the_output_is_noted_with_its_first_line(runs: Runs) -> None:
+    spec = runs.spec("echo a CUDA error 7; echo b CUDA error 8 >&2", patterns=["CUDA error .", "never", "^b"])
+    assert runs.run(spec).matches == {"CUDA error .": "a CUDA error 7", "^b": "b CUDA error 8"}
+
+
+def test_pattern_that_takes_for_ever_is_given_up(runs: Runs) -> None:
+    spec = runs.spec(f"echo {'a' * 60}b; echo fine", patterns=["(a+)+$", "fine"])
+    ended = runs.run(spec)
+    assert (ended.reason, list(ended.matches)) == (EndReason.COMPLETED, ["fine"])
+    assert "'(a+)+$' has no effect any more: it took more than" in runs.text(spec)
+
+
+def test_pattern_that_is_none_is_named_in_the_log(runs: Runs) -> None:
+    spec = runs.spec("true", patterns=["("])
+    assert runs.run(spec).reason is EndReason.COMPLETED
+    assert "the pattern '(' has no effect: it is not a regular expression" in runs.text(spec)
+
+
+def test_closing_stops_what_runs(own_runs: Runs) -> None:
+    spec = own_runs.start(own_runs.spec("trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.01; done"))
+    own_runs.await_text(spec, "up")
+    own_runs.executor.close()
+    own_runs.going.clear()
+    with LocalExecutor() as later:
+        ended = later.adopt(spec)
+    assert ended is not None
+    assert (ended.reason, ended.runner_gone) == (EndReason.STOPPED, True)
+    assert "saved" in own_runs.text(spec)
+
+
+def test_signal_to_the_keeper_stops_the_run(runs: Runs) -> None:
+    spec = runs.start(runs.spec("trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.01; done"))
+    runs.await_text(spec, "up")
+    os.kill(runs.keeper(spec).pid, signal.SIGTERM)
+    assert runs.end(spec).reason is EndReason.STOPPED
+    assert "saved" in runs.text(spec)

@@ -1,0 +1,220 @@
+"""The real runner, search and record, with trials and a clock that are simulated."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from simulation import ASHA, Simulation, assert_search_is_sound, learning, lr, simulated
+
+from determined.tracking import Desired, Records, RunState, Wish
+
+
+def states(simulation: Simulation) -> Counter[RunState]:
+    return Counter(trial.state for trial in simulation.ledger.trials())
+
+
+def test_two_thousand_trials_find_the_optimum_within_the_budget_of_theory(tmp_path: pathlib.Path) -> None:
+    assert_search_is_sound(tmp_path, 2_000)  # `make torture` has ten thousand
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_trials_never_hold_more_slots_than_there_are(tmp_path: pathlib.Path, slots: int) -> None:
+    searcher = {"name": "random", "metric": "loss", "max_trials": 12}
+    simulation = simulated(tmp_path, {"hyperparameters": lr(), "searcher": searcher}, learning, slots=slots)
+    assert simulation.run() is RunState.COMPLETED
+    assert simulation.executor.most_at_once == slots
+    assert not simulation.slots.held
+
+
+def test_stops_are_delivered_when_the_search_decides(tmp_path: pathlib.Path) -> None:
+    searcher = {**ASHA, "num_rungs": 3, "max_trials": 20, "max_time": 16, "divisor": 4}
+    simulation = simulated(tmp_path, {"hyperparameters": lr(), "searcher": searcher}, learning)
+    simulation.run()
+    short = [trial for trial, units in simulation.executor.trained.items() if units < 16]
+    assert len(short) >= 10
+    assert {trial for _, trial in simulation.executor.stops} >= set(short)
+
+
+def failing(times: int) -> Any:
+    left = Counter[int]()
+
+    def pretend(hparams: Mapping[str, Any], seed: int) -> Iterator[tuple[float, Mapping[str, float]]]:
+        yield 1.0, {"loss": 1.0, "batches": 1}
+        left[seed] += 1
+        if left[seed] <= times:
+            raise RuntimeError("out of memory")
+
+    return pretend
+
+
+@pytest.mark.parametrize(("failures", "state"), [(2, RunState.COMPLETED), (3, RunState.ERROR)])
+def test_a_trial_is_restarted_as_often_as_allowed(tmp_path: pathlib.Path, failures: int, state: RunState) -> None:
+    config = {"searcher": {"name": "single", "metric": "loss"}, "max_restarts": 2}
+    simulation = simulated(tmp_path, config, failing(failures))
+    assert simulation.run() is state
+    (trial,) = simulation.ledger.trials()
+    assert (trial.state, trial.restarts, trial.run_id) == (state, 2, 3)
+    assert (trial.reason is None) == (state is RunState.COMPLETED)
+
+
+def test_an_experiment_fails_only_if_all_its_trials_do(tmp_path: pathlib.Path) -> None:
+    def pretend(hparams: Mapping[str, Any], seed: int) -> Iterator[tuple[float, Mapping[str, float]]]:
+        yield 1.0, {"loss": hparams["lr"], "batches": 1}
+        if hparams["lr"] > 0.01:
+            raise RuntimeError("it exploded")
+
+    config = {
+        "hyperparameters": lr(),
+        "searcher": {"name": "random", "metric": "loss", "max_trials": 10},
+        "max_restarts": 0,
+    }
+    simulation = simulated(tmp_path, config, pretend)
+    assert simulation.run() is RunState.COMPLETED
+    assert states(simulation)[RunState.ERROR] + states(simulation)[RunState.COMPLETED] == 10
+
+
+def test_invalid_hyperparameters_are_replaced(tmp_path: pathlib.Path) -> None:
+    def pretend(hparams: Mapping[str, Any], seed: int) -> Iterator[tuple[float, Mapping[str, float]]]:
+        if hparams["lr"] > 0.01:
+            raise ValueError("too fast")
+        yield 1.0, {"loss": hparams["lr"], "batches": 1}
+
+    searcher = {"name": "random", "metric": "loss", "max_trials": 10}
+    simulation = simulated(tmp_path, {"hyperparameters": lr(), "searcher": searcher}, pretend)
+    assert simulation.run() is RunState.COMPLETED
+    assert states(simulation)[RunState.COMPLETED] == 10
+    invalid = [trial for trial in simulation.ledger.trials() if trial.state is RunState.ERROR]
+    assert invalid
+    assert all(trial.run_id == 1 and "too fast" in (trial.reason or "") for trial in invalid)
+
+
+def test_a_program_that_takes_no_hyperparameters_at_all_ends_the_experiment(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def pretend(hparams: Mapping[str, Any], seed: int) -> Iterator[tuple[float, Mapping[str, float]]]:
+        yield from ()
+        raise ValueError("never")
+
+    searcher = {"name": "random", "metric": "loss", "max_trials": 10}
+    simulation = simulated(tmp_path, {"hyperparameters": lr(), "searcher": searcher}, pretend)
+    assert simulation.run() is RunState.ERROR
+    assert "100 trials in a row" in caplog.text
+
+
+def test_a_missing_time_metric_ends_the_experiment_with_its_name(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def pretend(hparams: Mapping[str, Any], seed: int) -> Iterator[tuple[float, Mapping[str, float]]]:
+        yield 1.0, {"loss": 1.0}
+        yield 100.0, {"loss": 1.0}
+
+    searcher = {**ASHA, "num_rungs": 2, "max_trials": 4, "max_time": 16, "time_metric": "years"}
+    simulation = simulated(tmp_path, {"hyperparameters": lr(), "searcher": searcher}, pretend)
+    assert simulation.run() is RunState.ERROR
+    assert "years" in caplog.text
+    assert states(simulation) == {RunState.ERROR: 4}
+
+
+class Interrupted(Exception):
+    """Stands for the death of the runner."""
+
+
+def dying(simulation: Simulation, turns: int) -> None:
+    """Let the runner take so many turns, and vanish with all runs."""
+    runner, executor = simulation.runner(), simulation.executor
+    wait, left = executor.ended, turns
+
+    def ended(timeout: float | None) -> Any:
+        nonlocal left
+        if left == 0:
+            raise Interrupted
+        left -= 1
+        return wait(timeout)
+
+    executor.ended = ended  # type: ignore[method-assign]
+    try:
+        runner.run()
+    except Interrupted:
+        executor._specs.clear()
+        executor._events.clear()
+        executor._over.clear()
+        simulation.slots.held.clear()
+    finally:
+        executor.ended = wait  # type: ignore[method-assign]
+
+
+def outcome(simulation: Simulation) -> Any:
+    trials = simulation.ledger.trials()
+    records = Records(simulation.home.database)
+    last = {trial.id: records.metrics(trial.id, "validation")[-1].metrics for trial in trials}
+    return [(trial.request_id, trial.hparams, trial.seed, trial.state, last[trial.id]) for trial in trials]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_runner_that_dies_again_and_again_leaves_the_same_experiment(tmp_path: pathlib.Path, seed: int) -> None:
+    searcher = {**ASHA, "num_rungs": 3, "max_trials": 12, "max_time": 16, "max_concurrent_trials": 1}
+    config = {"hyperparameters": lr(), "searcher": searcher}
+    whole = simulated(tmp_path / "whole", config, learning)
+    assert whole.run() is RunState.COMPLETED
+    broken = simulated(tmp_path / "broken", config, learning)
+    chance = random.Random(seed)
+    for _ in range(80):
+        dying(broken, chance.randrange(6))
+    assert broken.run() is RunState.COMPLETED
+    assert outcome(broken) == outcome(whole)
+    assert all(trial.restarts == 0 for trial in broken.ledger.trials())
+
+
+def asked(simulation: Simulation, after: float, ask: Any) -> None:
+    """Let people ask for something at a moment of the simulated time."""
+    simulation.executor._at(after, ask)
+
+
+def test_a_paused_experiment_goes_on_where_it_was(tmp_path: pathlib.Path) -> None:
+    searcher = {"name": "random", "metric": "loss", "max_trials": 6}
+    simulation = simulated(tmp_path, {"hyperparameters": lr(), "searcher": searcher}, learning, slots=2)
+    asked(simulation, 5.0, lambda: simulation.ledger.ask(desired=Desired.PAUSED))
+    assert simulation.run() is RunState.PAUSED
+    assert set(states(simulation)) == {RunState.PAUSED}
+    assert not simulation.slots.held
+    simulation.ledger.ask(desired=Desired.ACTIVE)
+    assert simulation.run() is RunState.COMPLETED
+    assert states(simulation) == {RunState.COMPLETED: 6}
+
+
+@pytest.mark.parametrize("desired", [Desired.CANCELED, Desired.KILLED])
+def test_a_canceled_experiment_creates_no_more_trials(tmp_path: pathlib.Path, desired: Desired) -> None:
+    searcher = {"name": "random", "metric": "loss", "max_trials": 100, "max_concurrent_trials": 3}
+    simulation = simulated(tmp_path, {"hyperparameters": lr(), "searcher": searcher}, learning, slots=2)
+    asked(simulation, 5.0, lambda: simulation.ledger.ask(desired=desired))
+    assert simulation.run() is RunState.CANCELED
+    assert states(simulation) == {RunState.CANCELED: 3}
+
+
+def test_one_trial_can_be_killed(tmp_path: pathlib.Path) -> None:
+    searcher = {"name": "random", "metric": "loss", "max_trials": 4}
+    simulation = simulated(tmp_path, {"hyperparameters": lr(), "searcher": searcher}, learning, slots=2)
+    asked(simulation, 5.0, lambda: simulation.ledger.ask(wishes={1: Wish.KILL}))
+    assert simulation.run() is RunState.COMPLETED
+    assert states(simulation) == {RunState.COMPLETED: 3, RunState.CANCELED: 1}
+
+
+def test_trials_make_room_when_others_need_it_and_go_on_later(tmp_path: pathlib.Path) -> None:
+    searcher = {"name": "random", "metric": "loss", "max_trials": 4}
+    simulation = simulated(tmp_path, {"hyperparameters": lr(), "searcher": searcher}, learning, slots=4)
+
+    def share(slots: int | None) -> None:
+        simulation.slots.allowed = slots
+        runner._shared_at = 0.0
+
+    runner = simulation.runner()
+    asked(simulation, 5.0, lambda: share(1))
+    asked(simulation, 20.0, lambda: share(None))
+    assert runner.run() is RunState.COMPLETED
+    assert [trial.run_id for trial in simulation.ledger.trials()] == [1, 2, 2, 2]
+    assert all(trial.restarts == 0 for trial in simulation.ledger.trials())
