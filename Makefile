@@ -12,14 +12,14 @@ DEMO := .demo
 .PHONY: help venv demo test coverage torture lint format docs bench clean
 
 help:
-	@echo "make demo     train the digits example to 97 % accuracy and show its record and learning curves"
+	@echo "make demo     search good hyperparameters for the digits example, live, and draw the curves of all trials"
 	@echo "make test     check style and types, then run the tests"
 	@echo "make coverage run the tests and show which lines they reach"
 	@echo "make torture  kill trainings hundreds of times and check that they end with the same bits; start 100 jobs (minutes)"
 	@echo "make lint     check style and types only"
 	@echo "make format   rewrite the sources in the project's style"
 	@echo "make docs     build the documentation into site/"
-	@echo "make bench    measure the overhead of the training loop"
+	@echo "make bench    measure loops, checkpoints and starts against plain PyTorch and other libraries (a quarter of an hour)"
 	@echo "make clean    remove everything that make made"
 
 venv: $(INSTALLED)
@@ -31,15 +31,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
 
-# A fresh home folder each time, so that the trial shown is always number 1.
+# A fresh home folder each time, so that the experiment shown is always number 1.
 demo: export DET_HOME := $(DEMO)
 demo: $(INSTALLED)
 	rm -rf $(DEMO)
-	$(BIN)/python examples/digits/train.py
-	$(BIN)/det experiment list
-	$(BIN)/det trial describe 1
-	$(BIN)/det trial plot 1 --output $(DEMO)/learning-curves.png
-	@echo "The learning curves are in $(DEMO)/learning-curves.png, everything else of the run in $(DEMO)/."
+	$(BIN)/det experiment create examples/digits/adaptive.yaml examples/digits --slots 2 --follow
+	$(BIN)/det experiment plot 1 --output $(DEMO)/curves.png
+	@echo "The curves of all trials are in $(DEMO)/curves.png, everything else in $(DEMO)/ (DET_HOME=$(DEMO) for det)."
 
 test: lint
 	$(BIN)/python -m pytest -n $(TEST_WORKERS)
@@ -55,6 +53,8 @@ torture: $(INSTALLED)
 	$(BIN)/python tests/torture/torture.py --kills 200 --jobs $(TEST_WORKERS)
 	$(BIN)/python tests/torture/starts.py --jobs 100
 	for ranks in 2 4; do $(BIN)/python tests/torture/rank_kills.py --kills 40 --ranks $$ranks || exit 1; done
+	$(BIN)/python tests/torture/experiment_kills.py --kills 50
+	$(BIN)/python tests/torture/many_trials.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -68,9 +68,10 @@ format: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/mkdocs build --strict
 
+# Other libraries get environments of their own in .bench/, where figures and a plot are left too.
 bench: $(INSTALLED)
 	@set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
 clean:
-	rm -rf $(VENV) $(DEMO) site build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	rm -rf $(VENV) $(DEMO) .bench site build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

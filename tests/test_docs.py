@@ -69,6 +69,7 @@ def folder_with_line(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) ->
     (folder / "line.py").write_text(FIRST_PROGRAM.code, encoding="utf-8")
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))  # programs may start others, from here
     monkeypatch.delitem(sys.modules, "line", raising=False)
     return folder
 
@@ -178,7 +179,10 @@ def is_described(value: Any) -> bool:
     return bool((getattr(value, "__doc__", None) or "").strip())
 
 
-@pytest.mark.parametrize("qualified", public_names("determined.pytorch", "determined.core"))
+DOCUMENTED = ("determined.pytorch", "determined.core", "determined.experimental.client")
+
+
+@pytest.mark.parametrize("qualified", public_names(*DOCUMENTED))
 def test_public_name_has_a_docstring(qualified: str) -> None:
     value = value_of(qualified)
     assert is_described(value)
@@ -192,6 +196,7 @@ PACKAGES = [
     "determined.pytorch",
     "determined.pytorch.samplers",
     "determined.core",
+    "determined.experimental.client",
     "determined.tracking",
     "determined.tensorboard",
 ]

@@ -4,11 +4,13 @@ import math
 import os
 import pathlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
 import pytest
+from command_lab import CLASS_CONFIG, Lab, Searched
+from command_lab import lab as opened_lab
 from typer.testing import CliRunner
 
 from determined import tracking
@@ -26,7 +28,11 @@ def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
 @pytest.fixture
 def det(home: pathlib.Path) -> Callable[..., Any]:
     """Runs `det` with the arguments given, in this process."""
-    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    def det(*arguments: object, **options: Any) -> Any:
+        return CliRunner().invoke(app, [str(argument) for argument in arguments], **options)
+
+    return det
 
 
 @pytest.fixture
@@ -103,3 +109,19 @@ def hostile(start: Callable[..., tracking.Recorder]) -> tracking.Recorder:
             ]
         )
     return recorder
+
+
+@pytest.fixture
+def lab(tmp_path: pathlib.Path) -> Iterator[Lab]:
+    """A home folder in which real experiments can run."""
+    with opened_lab(tmp_path / "lab") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Searched]:
+    """A real search over a trial class; it is for looking at only."""
+    with opened_lab(tmp_path_factory.mktemp("searched") / "lab") as made, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DET_PROGRESS", "0")
+        output = made.succeeds("experiment", "create", made.write(CLASS_CONFIG), made.code, "--follow")
+        yield Searched(made, output)

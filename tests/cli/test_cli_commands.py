@@ -170,7 +170,7 @@ def test_downloading_refuses_to_overwrite(det: Det, finished: Any, tmp_path: pat
     (tmp_path / "out" / "mine.txt").write_text("precious")
     result = det("checkpoint", "download", "abcd", "-o", tmp_path / "out")
     assert result.exit_code == 1
-    assert "--output-dir" in result.stderr
+    assert "name another folder" in result.stderr
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["mine.txt"]
 
 

@@ -48,7 +48,7 @@ def state_of(records: tracking.Records, uuid: str) -> tracking.CheckpointState:
 def test_nothing_to_do_is_said(det: Det, home: pathlib.Path) -> None:
     result = det("gc")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert [line.split()[0] for line in result.stdout.splitlines()] == ["0"] * 4
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["0"] * 5
     assert not home.exists()
 
 
@@ -137,3 +137,18 @@ def test_hostile_names_are_printed_as_text(det: Det, store: storage.FolderStore)
     assert result.exit_code == 0
     assert not {"\a", "\x1b"} & set(result.stdout)
     assert list(store.root.iterdir()) == []
+
+
+def test_logs_that_were_kept_long_enough_are_removed(det: Det, home: pathlib.Path) -> None:
+    config = {"retention_policy": {"log_retention_days": 0}}
+    description = tracking.ExperimentDescription(name="old", config=config)
+    with tracking.Ledger.create(home / "tracking.db", description) as ledger:
+        ledger.claim()
+        ended = tracking.ExperimentChange(state=tracking.RunState.COMPLETED)
+        ledger.commit(tracking.Turn(experiment_change=ended))
+        ledger.release()
+    log = home / "experiments" / "1" / "runner.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("words\n")
+    assert f"1 logs removed that had been kept long enough\n  {log}\n" in det("gc").stdout
+    assert not log.exists()

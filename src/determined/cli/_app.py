@@ -12,9 +12,11 @@ from typer.core import TyperGroup
 from determined import errors
 from determined._version import VERSION
 
-from . import checkpoint, experiment, trial
+from . import _errors, checkpoint, experiment, model, preview, tensorboard, trial
 from . import gc as gc_command
-from ._output import plain
+from ._arguments import add
+
+_INTERRUPTED = 130
 
 
 class _Root(TyperGroup):
@@ -23,29 +25,37 @@ class _Root(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:
-            raise  # `det … | head`: ends quietly
+        except (BrokenPipeError, typer.Abort):
+            raise  # `det … | head` ends quietly
+        except KeyboardInterrupt:
+            raise typer.Exit(_INTERRUPTED) from None
         except (errors.DeterminedException, OSError) as error:
-            typer.echo(f"Error: {plain(str(error), limit=2000)}", err=True)
+            _errors.say(error)
+            raise typer.Exit(1) from error
+        except Exception as error:
+            if hasattr(error, "exit_code"):  # one of typer's, which say what there is to say
+                raise
+            _errors.say_unexpected(error)
             raise typer.Exit(1) from error
 
 
 app = typer.Typer(
     cls=_Root,
-    help="Look at experiments, trials and checkpoints recorded on this machine.",
+    help="Train, search and look at what was trained on this machine. `--install-completion` lets your shell complete "
+    "commands and ids.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    epilog="Example: det experiment create adaptive.yaml . --follow",
 )
 for _noun, _commands in (
     ("experiment", experiment.app),
     ("trial", trial.app),
     ("checkpoint", checkpoint.app),
+    ("model", model.app),
 ):
     app.add_typer(_commands, name=_noun)
     app.add_typer(_commands, name=_noun[0], hidden=True)
-
-
-app.command(name="gc")(gc_command.gc)
+app.add_typer(tensorboard.app, name="tensorboard")
 
 
 @app.callback()
@@ -56,7 +66,11 @@ def _prepare() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-@app.command()
 def version() -> None:
     """Show the version of Resolute."""
     typer.echo(f"Resolute {VERSION}")
+
+
+add(app, preview.preview_search, "preview-search", example="det preview-search adaptive.yaml")
+add(app, gc_command.gc, example="det gc")
+add(app, version, example="det version")

@@ -8,16 +8,14 @@ import datetime
 import enum
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from determined import _text, tracking
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Csv = Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")]
-
 _LONGEST_CELL = 200
+_TIMES = ("started", "ended", "time", "created", "updated")
 _PIPE_WIDTH = 1000  # columns of a table that no terminal cuts off
 
 
@@ -135,7 +133,7 @@ def as_data(value: Any) -> Any:
 def _dated(name: str, value: Any) -> Any:
     if name == "config":
         return masked(value)
-    return when(value) if name in ("started", "ended", "time") else as_data(value)
+    return when(value) if name in _TIMES else as_data(value)
 
 
 def when(seconds: float | None) -> str | None:
@@ -162,9 +160,43 @@ def bytes_text(size: int) -> str:
     return f"{amount:.1f} TB"
 
 
+_ASKED = {
+    tracking.Desired.PAUSED: "pausing",
+    tracking.Desired.CANCELED: "canceling",
+    tracking.Desired.KILLED: "killing",
+}
+
+
 def state_text(record: tracking.ExperimentRecord | tracking.TrialRecord) -> str:
-    """Return the state, or what became of a run whose process ended without a word."""
-    return "ERROR (process gone)" if record.is_lost else record.state.value
+    """Return the state, with what people should know about it: nobody at work on it, or about to change it."""
+    about = _about_experiment(record) if isinstance(record, tracking.ExperimentRecord) else _about_trial(record)
+    if about is None:
+        return "ERROR (process gone)" if record.is_lost else record.state.value
+    return f"{record.state.value} ({about})"
+
+
+def _about_experiment(record: tracking.ExperimentRecord) -> str | None:
+    if record.is_local or not record.state.has_process:
+        return None
+    if lacks_runner(record):
+        return "no runner"
+    return _ASKED.get(record.desired) if record.desired and record.state is tracking.RunState.ACTIVE else None
+
+
+def _about_trial(record: tracking.TrialRecord) -> str | None:
+    if record.request_id is None or record.state.is_final:
+        return None
+    is_paused = record.state is tracking.RunState.PAUSED
+    if record.runner is None or record.runner.is_gone:
+        return None if is_paused else "no runner"
+    return "waiting" if is_paused or not record.run_id else None
+
+
+def lacks_runner(record: tracking.ExperimentRecord) -> bool:
+    """Return whether an experiment should be driven, and no living process does."""
+    if record.is_local or not record.state.has_process:
+        return False
+    return record.runner is None or record.runner.is_gone
 
 
 def percent(progress: float | None) -> str | None:
@@ -178,13 +210,18 @@ def best_text(best: tracking.BestValidation | None) -> str | None:
 
 
 def masked(config: Any) -> Any:
-    """Return an experiment config with the values of `data.secrets` hidden."""
-    data = config.get("data") if isinstance(config, Mapping) else None
-    if not isinstance(data, Mapping) or "secrets" not in data:
+    """Return an experiment config with its secrets hidden."""
+    if not isinstance(config, Mapping):
         return config
-    secrets = data["secrets"]
-    hidden = dict.fromkeys(secrets, "********") if isinstance(secrets, Mapping) else "********"
-    return {**config, "data": {**data, "secrets": hidden}}
+    from determined.experiment.config import mask
+
+    return mask(config)
+
+
+def say_left_out(names: Sequence[str]) -> None:
+    """Print which metrics a picture had no room for."""
+    if names:
+        typer.echo(f"Left out for want of room: {plain(', '.join(names), 1000)}", err=True)
 
 
 def open_records() -> tracking.Records:

@@ -1,10 +1,10 @@
-"""Pictures of metrics: one panel for each name, one curve for each group of reports."""
+"""Pictures of metrics: one panel for each name, one curve for each group of reports or each trial."""
 
 from __future__ import annotations
 
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from determined import errors, tracking
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # Metric name -> group of reports -> step -> value.
 Panels: TypeAlias = dict[str, dict[str, dict[int, float]]]
+DrawPanel: TypeAlias = "Callable[[Axes, str, dict[str, dict[int, float]]], None]"
 
 _FORMATS = (".png", ".svg", ".pdf")
 _SKIPPED = ("batches", "epochs")  # they only repeat the x axis
@@ -25,22 +26,56 @@ _MOST_PANELS = 60
 _INK, _GRID = "#333333", "#d9d9d9"
 # The colours of Okabe and Ito, which colour-blind people can tell apart.
 _COLORS = {"training": "#0072b2", "validation": "#d55e00"}
+_TRIAL_COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00")
+_OTHER_TRIALS = "#bbbbbb"
 _OTHER_COLORS = ("#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 
 def draw(reports: Sequence[tracking.MetricReport], title: str, target: pathlib.Path) -> list[str]:
     """Write a picture of all numeric metrics to a file; return the names for which it had no room."""
-    if target.suffix.lower() not in _FORMATS:
-        raise errors.TrackingException(
-            f"{str(target)!r} does not end in a picture format; use one of {', '.join(_FORMATS)}."
-        )
+    _check_format(target)
     panels = arrange(reports)
     if not panels:
         raise errors.TrackingException(
             "this trial has reported no numbers to plot; `det trial describe ID --metrics` shows its reports."
         )
+    return _save(panels, title, target, _draw_panel)
+
+
+def draw_trials(
+    trials: Sequence[tuple[str, Sequence[tracking.MetricReport]]], first: str, title: str, target: pathlib.Path
+) -> list[str]:
+    """Write a picture of the validations of trials to a file; return the metrics for which it had no room.
+
+    Trials come with their names, the best first, which stand out. The panel of the metric `first` is the first one.
+    """
+    _check_format(target)
+    panels: Panels = {}
+    for name, reports in trials:
+        for report in reports:
+            for metric, value in report.metrics.items():
+                if _is_drawn(metric, value):
+                    curve = panels.setdefault(metric, {}).setdefault(name, {})
+                    curve[report.steps_completed] = _drawable(value)
+    if not panels:
+        raise errors.TrackingException(
+            "the trials of this experiment have reported no validations to plot yet; `det experiment list-trials ID` "
+            "shows how far they are."
+        )
+    order = sorted(panels, key=lambda metric: metric != first)
+    return _save({metric: panels[metric] for metric in order}, title, target, _draw_trials_panel)
+
+
+def _check_format(target: pathlib.Path) -> None:
+    if target.suffix.lower() not in _FORMATS:
+        raise errors.TrackingException(
+            f"{str(target)!r} does not end in a picture format; use one of {', '.join(_FORMATS)}."
+        )
+
+
+def _save(panels: Panels, title: str, target: pathlib.Path, draw_panel: DrawPanel) -> list[str]:
     names = list(panels)
-    figure = _figure({name: panels[name] for name in names[:_MOST_PANELS]}, title)
+    figure = _figure({name: panels[name] for name in names[:_MOST_PANELS]}, title, draw_panel)
     figure.savefig(target, dpi=150)
     return names[_MOST_PANELS:]
 
@@ -51,12 +86,15 @@ def arrange(reports: Sequence[tracking.MetricReport]) -> Panels:
     panels: Panels = {}
     for report in reports:
         for name, value in report.metrics.items():
-            if name in _SKIPPED or isinstance(value, bool) or not isinstance(value, int | float):
-                continue
-            panel = _paired(name, validated) if report.group == "validation" else name
-            curve = panels.setdefault(panel, {}).setdefault(report.group, {})
-            curve[report.steps_completed] = _drawable(value)
+            if _is_drawn(name, value):
+                panel = _paired(name, validated) if report.group == "validation" else name
+                curve = panels.setdefault(panel, {}).setdefault(report.group, {})
+                curve[report.steps_completed] = _drawable(value)
     return panels
+
+
+def _is_drawn(name: str, value: object) -> bool:
+    return name not in _SKIPPED and not isinstance(value, bool) and isinstance(value, int | float)
 
 
 def _drawable(value: float) -> float:
@@ -74,7 +112,7 @@ def _paired(name: str, validated: set[str]) -> str:
     return name
 
 
-def _figure(panels: Panels, title: str) -> Figure:
+def _figure(panels: Panels, title: str, draw_panel: DrawPanel) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -88,7 +126,7 @@ def _figure(panels: Panels, title: str) -> Figure:
     figure.suptitle(_label(title), fontsize=13, fontweight="bold", color=_INK)
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True).flatten()
     for axis, (name, curves) in zip(axes, panels.items(), strict=False):
-        _draw_panel(axis, name, curves)
+        draw_panel(axis, name, curves)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
     return figure
@@ -99,6 +137,24 @@ def _draw_panel(axis: Axes, name: str, curves: dict[str, dict[int, float]]) -> N
     for group, curve in curves.items():
         color = _COLORS.get(group) or next(others)
         axis.plot(list(curve), list(curve.values()), label=_label(group), color=color, **_style(group, curve))
+    _finish_panel(axis, name)
+
+
+def _draw_trials_panel(axis: Axes, name: str, curves: dict[str, dict[int, float]]) -> None:
+    best, others = list(curves.items())[: len(_TRIAL_COLORS)], list(curves.items())[len(_TRIAL_COLORS) :]
+    for index, (_, curve) in enumerate(others):
+        label = f"{len(others)} more" if index == 0 else None
+        axis.plot(list(curve), list(curve.values()), label=label, color=_OTHER_TRIALS, **_style("", curve))
+    # Drawn last, so on top, and the best one on top of all.
+    for (trial, curve), color in reversed(list(zip(best, _TRIAL_COLORS, strict=False))):
+        style = _style("validation", curve)
+        axis.plot(list(curve), list(curve.values()), label=_label(trial), color=color, **style)
+    _finish_panel(axis, name)
+    handles, labels = axis.get_legend_handles_labels()
+    axis.legend(handles[::-1], labels[::-1], fontsize=8, frameon=False)
+
+
+def _finish_panel(axis: Axes, name: str) -> None:
     axis.set_title(_label(name), fontsize=11, color=_INK)
     axis.set_xlabel("batches trained", fontsize=9, color=_INK)
     axis.tick_params(labelsize=8, colors=_INK, labelbottom=True)

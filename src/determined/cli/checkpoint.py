@@ -1,13 +1,8 @@
-"""`det checkpoint`: list, describe, copy and consolidate checkpoints."""
+"""`det checkpoint`: list, describe, copy, consolidate and delete checkpoints."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pathlib
-import shutil
-import tempfile
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -15,19 +10,20 @@ import typer
 from determined import errors, tracking
 
 from . import _output
+from ._arguments import CheckpointUuid, Csv, Json, Yes, add, complete_checkpoint, complete_experiment
+from ._each import each
 
 app = typer.Typer(help="Checkpoints: the saved state of a trial.", no_args_is_help=True)
-
-CheckpointUuid = Annotated[str, typer.Argument(metavar="UUID", help="The id, or its first characters (4 or more).")]
 
 COLUMNS = ("uuid", "experiment", "trial", "step", "state", "size", "time", "path")
 
 
-@app.command("list")
 def list_checkpoints(
-    experiment_id: Annotated[int | None, typer.Argument(help="Only those of this experiment.")] = None,
-    json: _output.Json = False,
-    csv: _output.Csv = False,
+    experiment_id: Annotated[
+        int | None, typer.Argument(help="Only those of this experiment.", autocompletion=complete_experiment)
+    ] = None,
+    json: Json = False,
+    csv: Csv = False,
 ) -> None:
     """List checkpoints, oldest first."""
     format = _output.chosen_format(json, csv)
@@ -50,8 +46,7 @@ def row(record: tracking.CheckpointRecord, in_bytes: bool = False) -> tuple[Any,
     )
 
 
-@app.command()
-def describe(uuid: CheckpointUuid, json: _output.Json = False) -> None:
+def describe(uuid: CheckpointUuid, json: Json = False) -> None:
     """Show a checkpoint: where it is, what it holds, how it came about."""
     record = _output.open_records().checkpoint(uuid)
     if json:
@@ -63,7 +58,6 @@ def describe(uuid: CheckpointUuid, json: _output.Json = False) -> None:
     _output.print_table(("file", "size"), files, title="Files")
 
 
-@app.command()
 def download(
     uuid: CheckpointUuid,
     output_dir: Annotated[
@@ -73,75 +67,57 @@ def download(
 ) -> None:
     """Copy the files of a checkpoint into a new or empty folder."""
     record = _output.open_records().checkpoint(uuid)
-    source = _folder_of(record)
-    target = (output_dir or pathlib.Path("checkpoints", record.uuid)).absolute()
-    _refuse_to_overwrite(target)
-    with _staged(target) as staging:
-        shutil.copytree(source, staging, symlinks=True, dirs_exist_ok=True)
-        _check_sizes(record, staging)
+    copy_to(record, output_dir or pathlib.Path("checkpoints", record.uuid))
+
+
+def copy_to(record: tracking.CheckpointRecord, folder: pathlib.Path) -> None:
+    """Copy the files of a checkpoint into a new or empty folder, and say so."""
+    from determined.experiment import control
+
+    target = control.download_checkpoint(record, folder)
     typer.echo(f"Copied {_output.bytes_text(record.size)} to {_output.plain(target)}")
 
 
-@app.command()
+def delete(
+    uuids: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="UUID...",
+            help="The ids, or their first characters (4 or more).",
+            autocompletion=complete_checkpoint,
+        ),
+    ],
+    yes: Yes = False,
+) -> None:
+    """Delete checkpoints for good; those that are versions of a model stay."""
+    from determined.experiment import control
+
+    records = _output.open_records()
+    chosen = {records.checkpoint(uuid).uuid: records.checkpoint(uuid) for uuid in uuids}
+    if not yes:
+        size = _output.bytes_text(sum(record.size for record in chosen.values()))
+        typer.confirm(f"Delete {_output.plain(', '.join(chosen))} ({size}) for good?", abort=True)
+    each(chosen, control.delete_checkpoint, "Deleted checkpoint {}.")
+
+
 def consolidate(
     uuid: CheckpointUuid,
     folder: Annotated[pathlib.Path, typer.Argument(help="The new or empty folder to fill.")],
 ) -> None:
     """Copy a checkpoint of a model that was spread over processes, whole in one state_dict.pth."""
-    record = _output.open_records().checkpoint(uuid)
-    source, target = _folder_of(record), folder.absolute()
-    _refuse_to_overwrite(target)
+    from determined.experiment._copies import folder_of, staged
     from determined.pytorch._consolidate import consolidate as write_whole
 
-    with _staged(target) as staging:
+    source, target = folder_of(_output.open_records().checkpoint(uuid)), folder.absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise errors.StorageException(f"{str(target)!r} exists and is not an empty folder; name another one.")
+    with staged(target) as staging:
         write_whole(source, staging)
     typer.echo(f"The whole checkpoint is in {_output.plain(target)}")
 
 
-def _folder_of(record: tracking.CheckpointRecord) -> pathlib.Path:
-    if record.state is tracking.CheckpointState.DELETED:
-        raise errors.CheckpointNotFoundException(
-            f"checkpoint {record.uuid} was deleted; `det checkpoint list` shows those that are COMPLETED."
-        )
-    folder = pathlib.Path(record.path)
-    if not folder.is_dir():
-        raise errors.CheckpointNotFoundException(
-            f"the folder {record.path!r} of checkpoint {record.uuid} is not there; "
-            "run this on a machine that has it, or put it back."
-        )
-    return folder
-
-
-def _refuse_to_overwrite(target: pathlib.Path) -> None:
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise errors.StorageException(
-            f"{str(target)!r} exists and is not an empty folder; pass another one (for download, with --output-dir)."
-        )
-
-
-@contextlib.contextmanager
-def _staged(target: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Give a folder beside the target that takes its place on success and vanishes on failure."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staging = pathlib.Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
-    try:
-        yield staging
-        if target.exists():
-            target.rmdir()  # only an empty folder goes, and Windows renames over none
-        os.rename(staging, target)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
-
-
-def _check_sizes(record: tracking.CheckpointRecord, folder: pathlib.Path) -> None:
-    for name, size in record.resources.items():
-        if name.endswith("/"):  # a folder
-            continue
-        file = folder / name
-        found = file.stat().st_size if file.is_file() else "no"
-        if found != size:
-            raise errors.InvalidCheckpointException(
-                f"{name!r} of checkpoint {record.uuid} has {found} bytes instead of {size} under "
-                f"{record.path!r}; the checkpoint is damaged: use another one."
-            )
+add(app, list_checkpoints, "list", example="det checkpoint list 3 --csv")
+add(app, describe, example="det checkpoint describe 169787e6")
+add(app, download, example="det checkpoint download 169787e6 --output-dir best")
+add(app, delete, example="det checkpoint delete 169787e6")
+add(app, consolidate, example="det checkpoint consolidate 169787e6 whole")

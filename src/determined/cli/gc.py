@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from determined import _home, storage
-from determined.core._recovery import mark_missing, record_unrecorded, remove_unlisted
 
 from . import _output
 
@@ -15,7 +14,10 @@ from . import _output
 def gc(
     store: Annotated[str | None, typer.Argument(help="A checkpoint folder, if not that of the home folder.")] = None,
 ) -> None:
-    """Clear what crashes left behind: half-written checkpoints, and records and folders that do not match."""
+    """Clear what crashes left behind, in checkpoints and the record of them, and logs that are out of date."""
+    from determined.core._recovery import mark_missing, record_unrecorded, remove_unlisted
+    from determined.experiment.control import remove_expired_logs
+
     home = _home.home()
     folder = storage.store_for(store, home.checkpoints)
     done = {
@@ -23,6 +25,7 @@ def gc(
         "checkpoints put on record": record_unrecorded(folder, home.database) if home.database.exists() else [],
         "folders of deleted checkpoints removed": remove_unlisted(folder, home.database),
         "records of vanished checkpoints closed": mark_missing(folder, home.database),
+        "logs removed that had been kept long enough": [str(log) for log in remove_expired_logs(home)],
     }
     for what, names in done.items():
         typer.echo(f"{len(names)} {what}" + "".join(f"\n  {_output.plain(name)}" for name in names))

@@ -1,4 +1,4 @@
-"""`det trial`: describe a trial and plot its metrics."""
+"""`det trial`: look at a trial, its output, metrics and best checkpoint, and end it."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from typing import Annotated, Any
 
 import typer
 
-from determined import _home, tracking
+from determined import _home, errors, tracking
 
-from . import _output, _plot
+from . import _logs, _output, _plot
+from ._arguments import Csv, Json, TrialId, add
+from .checkpoint import copy_to
 
 app = typer.Typer(help="Trials: one training with one set of hyperparameters.", no_args_is_help=True)
-
-TrialId = Annotated[int, typer.Argument(metavar="ID", help="The id that `det experiment describe` shows for a trial.")]
 
 _SUMMARY_COLUMNS = ("group", "metric", "latest", "at step", "smallest", "largest", "reports")
 
 
-@app.command()
 def describe(
     id: TrialId,
     metrics: Annotated[
         bool, typer.Option("--metrics", help="Show every report of metrics, also of the trials that it continues.")
     ] = False,
-    json: _output.Json = False,
-    csv: _output.Csv = False,
+    json: Json = False,
+    csv: Csv = False,
 ) -> None:
     """Show a trial: its hyperparameters, how to repeat it, and its metrics."""
     format = _output.chosen_format(json, csv)
@@ -78,6 +77,8 @@ def _fields(trial: tracking.TrialRecord) -> dict[str, Any]:
         "ended": _output.when(trial.ended),
         "duration": _output.duration(trial.started, trial.ended),
         "steps": trial.steps_completed,
+        "runs": trial.run_id or None,
+        "restarts": trial.restarts or None,
         "best validation": _output.best_text(trial.best_validation),
         "hparams": trial.hparams,
         "metadata": trial.metadata,
@@ -87,7 +88,7 @@ def _fields(trial: tracking.TrialRecord) -> dict[str, Any]:
         "Resolute": trial.resolute_version,
         "torch": trial.torch_version,
         "git commit": trial.git_commit,
-        "process": f"{trial.pid} on {trial.host}",
+        "process": None if trial.process is None else f"{trial.pid} on {trial.host}",
         "TensorBoard": str(_home.home().tensorboard(trial.experiment_id, trial.id)),
     }
 
@@ -109,7 +110,6 @@ def _report_row(report: tracking.MetricReport, names: list[str]) -> tuple[Any, .
     return (report.steps_completed, _output.when(report.time), *values)
 
 
-@app.command()
 def plot(
     id: TrialId,
     output: Annotated[
@@ -123,6 +123,69 @@ def plot(
     experiment = records.experiment(trial.experiment_id)
     target = output or pathlib.Path(f"trial-{id}.png")
     left_out = _plot.draw(records.history(id), f"{experiment.name}, trial {id}", target)
-    if left_out:
-        typer.echo(f"Left out for want of room: {_output.plain(', '.join(left_out), 1000)}", err=True)
+    _output.say_left_out(left_out)
     typer.echo(f"Wrote {_output.plain(target)}")
+
+
+def logs(
+    id: TrialId,
+    follow: _logs.Follow = False,
+    head: _logs.Head = None,
+    tail: _logs.Tail = None,
+    rank: _logs.Ranks = None,
+    since: _logs.Since = None,
+) -> None:
+    """Show what a trial has written in all its runs, in the order of time."""
+    records = _output.open_records()
+    wanted = _logs.Wanted.of(head, tail, rank, since, follow)
+    experiment_id = records.trial(id).experiment_id
+    _logs.require_logs(records.experiment(experiment_id))
+
+    def is_over() -> bool:
+        return records.trial(id).state.is_final or not _logs.goes_on(records.experiment(experiment_id))
+
+    _logs.show(_home.home().trial(experiment_id, id), wanted, is_over, with_trial=False)
+
+
+def download(
+    id: TrialId,
+    output_dir: Annotated[
+        pathlib.Path | None,
+        typer.Option("--output-dir", "-o", help="The folder to fill. (default: checkpoints/UUID)"),
+    ] = None,
+    latest: Annotated[bool, typer.Option("--latest", help="The latest checkpoint instead of the best one.")] = False,
+) -> None:
+    """Copy the best checkpoint of a trial into a new or empty folder."""
+    from determined.experiment._ranking import best_checkpoints
+
+    records = _output.open_records()
+    trial = records.trial(id)
+    if latest:
+        record = _latest(records.checkpoints(trial.experiment_id, id), id)
+    else:
+        (record,) = best_checkpoints(records, trial.experiment_id, 1, trial_id=id)
+    copy_to(record, output_dir or pathlib.Path("checkpoints", record.uuid))
+
+
+def _latest(checkpoints: list[tracking.CheckpointRecord], id: int) -> tracking.CheckpointRecord:
+    present = [one for one in checkpoints if one.state is tracking.CheckpointState.COMPLETED]
+    if not present:
+        raise errors.CheckpointNotFoundException(
+            f"trial {id} has no checkpoint; `det checkpoint list` shows which there are."
+        )
+    return max(present, key=lambda one: one.steps_completed)
+
+
+def kill(id: TrialId) -> None:
+    """End a trial at once; its experiment goes on."""
+    from determined.experiment import control
+
+    control.kill_trial(id)
+    typer.echo(f"Trial {id} is killed.")
+
+
+add(app, describe, example="det trial describe 7 --metrics --csv")
+add(app, logs, example="det trial logs 7 --follow --tail 20")
+add(app, plot, example="det trial plot 7 --output curves.svg")
+add(app, download, example="det trial download 7 --output-dir best")
+add(app, kill, example="det trial kill 7")

@@ -1,0 +1,146 @@
+"""Follow an experiment until it ends, is paused, or the reader leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+import typer
+
+from determined import errors, tracking
+from determined._home import home
+
+from . import _summary
+from ._displays import Display, LineDisplay, LiveDisplay
+from ._view import View
+from ._watch import Watch
+
+_EVERY = 0.5
+_SHARE = 20
+"""Looking and drawing take one part in so many of a core, however many trials there are."""
+_SLICE = 0.1
+_NOTES = {
+    tracking.Desired.PAUSED: "Pausing: trials save and stop. Ctrl-C leaves them to it.",
+    tracking.Desired.CANCELED: "Ending: trials save and stop. Ctrl-C leaves them to it.",
+    tracking.Desired.KILLED: "Ending. Ctrl-C leaves it to itself.",
+}
+
+
+class _Choice(enum.Enum):
+    """What to do after Ctrl-C."""
+
+    FOLLOW = "follow"
+    DETACH = "detach"
+    PAUSE = "pause"
+
+
+class _Signals:
+    """Counts Ctrl-C, so that it comes between two looks and not within one; SIGTERM ends this process tidily."""
+
+    def __init__(self) -> None:
+        self.interrupts = 0
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.interrupts += 1
+
+    def _terminate(self, number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[None]:
+        """Catch SIGINT and SIGTERM within the block."""
+        before = {
+            signal.SIGINT: signal.signal(signal.SIGINT, self._interrupt),
+            signal.SIGTERM: signal.signal(signal.SIGTERM, self._terminate),
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep until Ctrl-C, at most so long."""
+        until = time.monotonic() + seconds
+        while not self.interrupts and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _SLICE))
+
+
+def follow(experiment_id: int) -> int:
+    """Show an experiment until it ends, is paused or the reader leaves; returns the exit status."""
+    signals = _Signals()
+    with Watch(experiment_id, home()) as watch, signals.caught():
+        while True:
+            view = _show(watch, signals)
+            if view.is_over:
+                return _summary.conclude(view, home())
+            choice = _choose(view, signals)
+            signals.interrupts = 0
+            if choice is _Choice.DETACH:
+                _say_detached(view)
+                return 0 if _can_ask() else 128 + signal.SIGINT
+            if choice is _Choice.PAUSE:
+                _pause(experiment_id)
+
+
+def _show(watch: Watch, signals: _Signals) -> View:
+    """Show one view after the other until it is over, or Ctrl-C."""
+    display: Display = LiveDisplay(sys.stdout) if sys.stdout.isatty() else LineDisplay()
+    with display:
+        while True:
+            began = time.process_time()
+            view = watch.look()
+            display.show(view, _note(view))
+            if view.is_over or signals.interrupts:
+                return view
+            signals.sleep(max(_EVERY, (time.process_time() - began) * _SHARE))
+
+
+def _note(view: View) -> str:
+    return _NOTES.get(view.desired, "Ctrl-C: leave it to itself, or pause it.")
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _choose(view: View, signals: _Signals) -> _Choice:
+    """Return what Ctrl-C is to do: what the reader says, or a pause if it came twice."""
+    if view.desired is not tracking.Desired.ACTIVE or not _can_ask():
+        return _Choice.DETACH
+    typer.echo("[d] detach: it runs on by itself   [p] pause it (or Ctrl-C again)   [Enter] go on following")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return _Choice.PAUSE if signals.interrupts > 1 else _answer()
+    except KeyboardInterrupt:
+        typer.echo()
+        return _Choice.PAUSE
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _answer() -> _Choice:
+    try:
+        answer = input("> ").strip().lower()
+    except EOFError:
+        return _Choice.DETACH
+    return {"d": _Choice.DETACH, "p": _Choice.PAUSE}.get(answer[:1], _Choice.FOLLOW)
+
+
+def _pause(experiment_id: int) -> None:
+    from determined.experiment import control
+
+    with contextlib.suppress(errors.TrackingException):  # it has ended meanwhile
+        control.pause(experiment_id)
+
+
+def _say_detached(view: View) -> None:
+    does = "runs on" if view.desired is tracking.Desired.ACTIVE else "goes on to pause or end"
+    typer.echo(f"Experiment {view.id} {does} by itself.")
+    typer.echo(f"  det experiment activate {view.id} --follow  follows it again")
+    typer.echo(f"  det experiment pause {view.id}              pauses it")

@@ -1,0 +1,177 @@
+"""Read an experiment from the database again and again, at little cost."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from determined import tracking
+from determined._home import Home
+
+from ._view import TrialView, View, flat, varying
+
+if TYPE_CHECKING:
+    from determined.experiment._searching import Searching
+    from determined.experiment.executors import LogLine
+    from determined.experiment.search import Rung
+
+_LOG_LINES = 6
+_MOST_LOGS = 16
+"""Of so many trials, at most, the output is looked at."""
+_GRACE = 1.0
+"""Seconds that another runner may take to follow one."""
+
+
+class Watch:
+    """Follows one experiment. What others have not changed is not read again."""
+
+    def __init__(self, experiment_id: int, home: Home) -> None:
+        from determined.experiment import config as configs
+
+        self._home = home
+        self._id = experiment_id
+        record = tracking.Records(home.database).experiment(experiment_id)
+        with contextlib.ExitStack() as stack:
+            self._ledger = stack.enter_context(tracking.Ledger.open(home.database, experiment_id))
+            self._slots = stack.enter_context(tracking.Slots(home.database))
+            self._opened = stack.pop_all()
+        self._name = record.name
+        self._config = configs.from_map(record.config or {})
+        self._searching = self._open_search()
+        self._last_report = 0
+        self._latest: dict[int, tuple[int, float | None]] = {}
+        self._best: dict[int, float] = {}
+        self._rungs: tuple[Rung, ...] = ()
+        self._top: tracking.Validation | None = None
+        self._entries: list[tracking.TrialEntry] = []
+        self._alone_since: float | None = None
+
+    def _open_search(self) -> Searching | None:
+        """Return the search if it has rungs; others would cost more than they tell."""
+        from determined.experiment._searching import Searching
+
+        if getattr(self._config.searcher, "time_metric", None) is None:
+            return None
+        return Searching(self._config, self._ledger, self._home.code(self._id))
+
+    def look(self) -> View:
+        """Return how the experiment stands."""
+        has_runner = self._has_runner()  # first: what one that is gone has left does not change any more
+        news: Sequence[tracking.Validation] = ()
+        if self._ledger.changed():
+            news = self._read()
+        control, leases = self._ledger.control(), self._slots.held()
+        own = {lease.trial_id for lease in leases if lease.experiment_id == self._id}
+        searcher = self._config.searcher
+        return View(
+            id=self._id,
+            name=self._name,
+            searcher=searcher.name,
+            metric=searcher.metric,
+            smaller_is_better=searcher.smaller_is_better,
+            time_metric=getattr(searcher, "time_metric", None),
+            state=control.state,
+            desired=control.desired,
+            progress=control.progress or 0.0,
+            seconds=time.time() - control.started,
+            has_runner=has_runner,
+            trials=(trials := self._trials(own, control.state)),
+            varying=varying(trials),
+            best=self._top,
+            rungs=self._rungs,
+            own_slots=sum(lease.experiment_id == self._id for lease in leases),
+            other_slots=sum(lease.experiment_id != self._id for lease in leases),
+            news=news,
+            log=self._log(sorted(own)),
+        )
+
+    def _has_runner(self) -> bool:
+        runner = self._ledger.runner()
+        if runner is not None and not runner.is_gone:
+            self._alone_since = None
+            return True
+        if self._ledger.control().state.is_final:
+            return False
+        self._alone_since = self._alone_since or time.monotonic()
+        return time.monotonic() - self._alone_since < _GRACE
+
+    def _read(self) -> list[tracking.Validation]:
+        """Read what has changed, and return the validations that are new."""
+        news: list[tracking.Validation] = []
+        while reports := self._ledger.validations(self._last_report):
+            self._last_report = reports[-1].id
+            news += reports
+        for report in news:
+            self._note(report)
+        self._entries = self._ledger.trials()
+        if news:
+            self._top = self._ledger.best()
+        if self._searching is not None:
+            self._searching.catch_up(self._ledger)
+            self._rungs = self._searching.rungs()
+        return news
+
+    def _note(self, report: tracking.Validation) -> None:
+        from determined.tracking._views import is_comparable
+
+        searcher = self._config.searcher
+        value = report.metrics.get(searcher.metric)
+        number = float(value) if value is not None and is_comparable(value) else None
+        self._latest[report.trial_id] = report.steps_completed, number
+        if number is not None:
+            best = self._best.get(report.trial_id, number)
+            self._best[report.trial_id] = (min if searcher.smaller_is_better else max)(best, number)
+
+    def _trials(self, running: set[int], state: tracking.RunState) -> list[TrialView]:
+        goals = _goals(self._rungs)
+        return [
+            TrialView(
+                id=entry.id,
+                request_id=entry.request_id,
+                state=entry.state,
+                label=_label(entry, entry.id in running, state),
+                progress=entry.progress,
+                hparams=flat(entry.hparams),
+                restarts=entry.restarts,
+                reason=entry.reason,
+                steps=self._latest.get(entry.id, (0, None))[0],
+                latest=self._latest.get(entry.id, (0, None))[1],
+                best=self._best.get(entry.id),
+                next_rung=goals.get(entry.request_id),
+            )
+            for entry in self._entries
+        ]
+
+    def _log(self, running: Iterable[int]) -> list[tuple[int, LogLine]]:
+        from determined.experiment.executors import read_logs
+
+        found: list[tuple[int, LogLine]] = []
+        for id in list(running)[:_MOST_LOGS]:
+            with contextlib.suppress(OSError):  # they may be deleted meanwhile
+                folder = self._home.trial(self._id, id)
+                found += [(id, line) for line in read_logs(folder, tail=_LOG_LINES)]
+        return heapq.nlargest(_LOG_LINES, found, key=lambda pair: pair[1].time)[::-1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._opened.close()
+
+
+def _label(entry: tracking.TrialEntry, is_running: bool, experiment: tracking.RunState) -> str:
+    if entry.state is tracking.RunState.ACTIVE and is_running:
+        return "running"
+    is_to_run = entry.state in (tracking.RunState.ACTIVE, tracking.RunState.PAUSED)
+    return "waiting" if is_to_run and experiment is tracking.RunState.ACTIVE else entry.state.value
+
+
+def _goals(rungs: Iterable[Rung]) -> dict[str, int]:
+    """Return at which time each trial reaches its next rung, by request id."""
+    return {request_id: rung.time for rung in rungs for request_id in rung.climbing}

@@ -1,0 +1,105 @@
+"""Lines that trials have written, for `det experiment logs` and `det trial logs`."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import pathlib
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from determined import errors, tracking
+
+from . import _output
+
+if TYPE_CHECKING:
+    from determined.experiment.executors import LogLine
+
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the end.")]
+Head = Annotated[int | None, typer.Option(min=1, help="Show only the first so many lines.")]
+Tail = Annotated[int | None, typer.Option(min=1, help="Show only the last so many lines.")]
+Ranks = Annotated[list[int] | None, typer.Option("--rank", min=0, help="Only of this rank; can be repeated.")]
+Since = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Only lines since then: 30s, 10m, 2h or 1d ago, or a time as in ISO 8601."),
+]
+
+_AGO = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which lines to show."""
+
+    head: int | None
+    tail: int | None
+    ranks: list[int] | None
+    since: float | None
+    follow: bool
+
+    @classmethod
+    def of(cls, head: int | None, tail: int | None, ranks: list[int] | None, since: str | None, follow: bool) -> Wanted:
+        """Return what options ask for; those that exclude each other are a usage error."""
+        if head is not None and (tail is not None or follow):
+            other = "--tail" if tail is not None else "--follow"
+            raise typer.BadParameter(f"--head and {other} exclude each other; give one of them.")
+        return cls(head, tail, ranks or None, None if since is None else moment(since), follow)
+
+
+def moment(text: str) -> float:
+    """Return the time that a text names, in seconds since 1970."""
+    if found := _AGO.fullmatch(text.strip()):
+        return time.time() - float(found[1]) * _SECONDS[found[2]]
+    try:
+        return datetime.datetime.fromisoformat(text.strip()).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise typer.BadParameter(
+            f"{text!r} is no time; write 10m for ten minutes ago, or 2026-01-31T12:00:00.", param_hint="--since"
+        ) from None
+
+
+def require_logs(experiment: tracking.ExperimentRecord) -> None:
+    """Refuse an experiment whose output went elsewhere."""
+    if experiment.is_local:
+        raise errors.TrackingException(
+            f"experiment {experiment.id} is the run of a script, whose output went to its own terminal; logs are kept "
+            "of what `det experiment create` runs."
+        )
+
+
+def goes_on(experiment: tracking.ExperimentRecord) -> bool:
+    """Return whether there may be more lines."""
+    return experiment.state.has_process and not _output.lacks_runner(experiment)
+
+
+def show(folder: pathlib.Path, wanted: Wanted, is_over: Callable[[], bool], with_trial: bool) -> None:
+    """Print lines, those to come too if they are wanted."""
+    from determined.experiment.executors import follow_logs, read_logs
+
+    if wanted.follow:
+        lines = follow_logs(folder, is_over, ranks=wanted.ranks, since=wanted.since, tail=wanted.tail)
+    else:
+        lines = read_logs(folder, ranks=wanted.ranks, since=wanted.since, head=wanted.head, tail=wanted.tail)
+    for line in lines:
+        sys.stdout.write(f"{line_text(line, with_trial)}\n")
+        if wanted.follow:
+            sys.stdout.flush()
+
+
+def line_text(line: LogLine, with_trial: bool) -> str:
+    """Return a line with its time and where it comes from."""
+    at = datetime.datetime.fromtimestamp(line.time).astimezone().isoformat(sep=" ", timespec="milliseconds")
+    trial = f"trial {line.trial} " if with_trial else ""
+    return f"{at[:23]} [{trial}rank {line.rank}] {clean(line.text)}"
+
+
+def clean(text: str) -> str:
+    """Return a line without colours, and with its other control characters as escapes."""
+    return _output.plain(_COLOURS.sub("", text).expandtabs(), limit=sys.maxsize)

@@ -1,0 +1,46 @@
+"""`det experiment create --local --test`: check a program before a long run."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from typing import TYPE_CHECKING
+
+import typer
+
+from determined import tracking
+
+from . import _output
+
+if TYPE_CHECKING:
+    from determined.experiment._rehearsal import Rehearsal
+    from determined.experiment.config import ExperimentConfig
+
+
+def try_out(config: ExperimentConfig, folder: pathlib.Path) -> None:
+    """Train one batch of one trial and say what came of it; exit status 1 if it failed."""
+    from determined.experiment._rehearsal import first_trial, rehearse
+
+    first = first_trial(config, folder)
+    hparams = _output.plain(tracking.encode_json(first.hparams), limit=1000)
+    entrypoint = _output.plain(config.entrypoint)
+    if config.trial_class:
+        typer.echo(f"Trains one batch of {entrypoint} in this process, on a copy of the program, with {hparams}")
+    else:
+        typer.echo(f"Runs as it is, on a copy of the program: {entrypoint}\nwith {hparams}")
+        typer.echo("Trainer.fit trains one batch (DET_TEST_MODE=1); a loop of your own trains as long as it does.")
+    began = time.monotonic()
+    result = rehearse(config, folder, first)
+    _say(result, time.monotonic() - began)
+
+
+def _say(result: Rehearsal, seconds: float) -> None:
+    from determined.experiment.executors import EndReason
+
+    if result.ended.reason is not EndReason.COMPLETED:
+        typer.echo(f"Error: the test failed: {_output.plain(result.ended.message, limit=2000)}", err=True)
+        raise typer.Exit(1)
+    for report in result.reports:
+        typer.echo(f"{_output.plain(report.group)}: {_output.plain(tracking.encode_json(report.metrics), limit=1000)}")
+    made = f"{len(result.reports)} reports of metrics and {result.checkpoints} checkpoints"
+    typer.echo(f"The test passed in {seconds:.1f} seconds, with {made}. Nothing of it is kept.")

@@ -1,0 +1,77 @@
+"""Let experiments run, pause and end."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from determined import tracking
+from determined.cli import _output
+from determined.cli._arguments import ExperimentId, ExperimentIds, Follow, Slots, Yes
+from determined.cli._each import each
+
+
+def pause(ids: ExperimentIds) -> None:
+    """Let all trials save a checkpoint and stop; `activate` goes on from there."""
+    from determined.experiment import control
+
+    each(ids, control.pause, "Experiment {0} pauses; `det experiment activate {0}` goes on.")
+
+
+def activate(ids: ExperimentIds, follow: Follow = False, slots: Slots = None) -> None:
+    """Let experiments run on that were paused, or whose runner is gone."""
+    if follow and len(ids) > 1:
+        raise typer.BadParameter("only one experiment can be followed; leave --follow out, or give one id.")
+    from determined.experiment import control
+
+    each(ids, lambda id: control.activate(id, slots=slots), "Experiment {} runs.")
+    if follow:
+        watch(ids[0])
+
+
+def cancel(ids: ExperimentIds) -> None:
+    """End experiments; their trials save a last checkpoint."""
+    from determined.experiment import control
+
+    each(ids, control.cancel, "Experiment {} ends; its trials save first.")
+
+
+def kill(ids: ExperimentIds) -> None:
+    """End experiments at once; what their trials did since the last checkpoint is lost."""
+    from determined.experiment import control
+
+    each(ids, control.kill, "Experiment {} is killed.")
+
+
+def wait(
+    id: ExperimentId,
+    timeout: Annotated[float | None, typer.Option(min=0.0, help="Give up after so many seconds.")] = None,
+) -> None:
+    """Wait until an experiment has ended; the exit status is 1 if it ends in ERROR."""
+    from determined.experiment import control
+
+    state = control.wait(id, timeout)
+    typer.echo(f"Experiment {id} is {state.value}.")
+    if state is tracking.RunState.ERROR:
+        raise typer.Exit(1)
+
+
+def delete(ids: ExperimentIds, yes: Yes = False) -> None:
+    """Delete experiments with their checkpoints, logs and records, for good."""
+    from determined.experiment import control
+
+    records = _output.open_records()
+    for id in ids if not yes else ():
+        record = records.experiment(id)
+        what = f"{record.name} with {record.trial_count} trials and {record.checkpoint_count} checkpoints"
+        typer.confirm(f"Delete experiment {id}, {_output.plain(what)}, for good?", abort=True)
+    each(ids, control.delete, "Deleted experiment {}.")
+
+
+def watch(id: int) -> None:
+    """Follow an experiment, and end with its exit status."""
+    from determined.cli._follow import follow
+
+    if status := follow(id):
+        raise typer.Exit(status)

@@ -1,0 +1,112 @@
+"""Make experiments, and begin ended ones anew."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from determined.cli import _output
+from determined.cli._arguments import ExperimentId, Follow, Overrides, Slots, complete_experiment
+
+from ._control import watch
+
+if TYPE_CHECKING:
+    from determined.experiment.config import ExperimentConfig
+
+
+def create(
+    config: Annotated[
+        pathlib.Path | None, typer.Argument(metavar="CONFIG", help="The experiment config, a YAML or JSON file.")
+    ] = None,
+    folder: Annotated[
+        pathlib.Path | None, typer.Argument(metavar="DIR", help="The folder with the program, which is copied.")
+    ] = None,
+    follow: Follow = False,
+    overrides: Overrides = None,
+    paused: Annotated[bool, typer.Option("--paused", help="Do not start it; `activate` does.")] = False,
+    resume: Annotated[
+        int | None,
+        typer.Option(
+            metavar="ID",
+            help="Make no new experiment; let this one run on, as `activate` does.",
+            autocompletion=complete_experiment,
+        ),
+    ] = None,
+    slots: Slots = None,
+    local: Annotated[bool, typer.Option("--local", help="With --test: in this terminal.")] = False,
+    test: Annotated[
+        bool, typer.Option("--test", help="With --local: train one batch of one trial, and record nothing.")
+    ] = False,
+) -> None:
+    """Create an experiment and let it run in the background."""
+    if local != test:
+        raise typer.BadParameter("--local and --test go together: give both, or neither.")
+    if resume is not None:
+        _refuse(resume, CONFIG=config, DIR=folder, **{"--config": overrides, "--paused": paused, "--test": test})
+        _resume(resume, follow, slots)
+        return
+    if config is None or folder is None:
+        raise typer.BadParameter("give a CONFIG and a DIR, such as: det experiment create experiment.yaml .")
+    if test:
+        from determined.cli._try_out import try_out
+
+        try_out(_loaded(config, overrides), folder)
+        return
+    if follow and paused:
+        raise typer.BadParameter("--follow and --paused exclude each other; give one of them.")
+    _create(_loaded(config, overrides), folder, follow, paused, slots)
+
+
+def _refuse(id: int, **given: object) -> None:
+    if names := [name for name, value in given.items() if value]:
+        raise typer.BadParameter(f"--resume {id} goes on with what there is; leave out {', '.join(names)}.")
+
+
+def _resume(id: int, follow: bool, slots: int | None) -> None:
+    from determined.experiment import control
+
+    control.activate(id, slots=slots)
+    typer.echo(f"Experiment {id} runs.")
+    if follow:
+        watch(id)
+
+
+def _loaded(path: pathlib.Path, overrides: list[str] | None) -> ExperimentConfig:
+    from determined.experiment import config as configs
+
+    config = configs.load(path, overrides or ())
+    for note in config.notes:
+        typer.echo(f"Warning: {_output.plain(note, limit=2000)}", err=True)
+    return config
+
+
+def _create(config: ExperimentConfig, folder: pathlib.Path, follow: bool, paused: bool, slots: int | None) -> None:
+    from determined.experiment import _create as creating
+    from determined.experiment import _drive
+
+    id = creating.create(config, folder, paused=paused, slots=slots)
+    typer.echo(f"Created experiment {id}, {_output.plain(config.name)} ({config.searcher.name}).")
+    if paused:
+        typer.echo(f"  det experiment activate {id}     lets it run")
+        return
+    _drive.start(id, slots=slots)
+    if follow:
+        watch(id)
+        return
+    typer.echo(f"  det experiment activate {id} -f  follows it")
+    typer.echo(f"  det experiment describe {id}     shows its trials")
+    typer.echo(f"  det experiment logs {id} -f      shows what they write")
+
+
+def continue_experiment(
+    id: ExperimentId, follow: Follow = False, overrides: Overrides = None, slots: Slots = None
+) -> None:
+    """Begin an ended experiment anew: trials that failed or were canceled go on from their latest checkpoints."""
+    from determined.experiment import control
+
+    trials = control.continue_experiment(id, slots=slots, overrides=overrides or ())
+    typer.echo(f"Experiment {id} goes on with trial {', '.join(map(str, trials))}.")
+    if follow:
+        watch(id)

@@ -1,0 +1,93 @@
+"""What people say about experiments: labels, names, limits, whether they are archived."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from determined import _home, tracking
+from determined.cli._arguments import ExperimentId, ExperimentIds
+from determined.cli._each import each
+
+Label = Annotated[str, typer.Argument(metavar="LABEL", help="The word.")]
+Text = Annotated[str, typer.Argument(metavar="TEXT", help="What it is from now on.")]
+NumberOrNone = Annotated[str, typer.Argument(metavar="NUMBER", help='A number, or "none" for no limit.')]
+
+
+def _catalog() -> tracking.Catalog:
+    return tracking.Catalog(_home.home().database)
+
+
+def archive(ids: ExperimentIds) -> None:
+    """Hide experiments from listings; nothing is deleted."""
+    each(ids, lambda id: _catalog().change_experiment(id, archived=True), "Archived experiment {}.")
+
+
+def unarchive(ids: ExperimentIds) -> None:
+    """Show archived experiments in listings again."""
+    each(ids, lambda id: _catalog().change_experiment(id, archived=False), "Experiment {} is listed again.")
+
+
+def add_label(id: ExperimentId, label: Label) -> None:
+    """Give an experiment a label."""
+    _catalog().add_label(id, label)
+
+
+def remove_label(id: ExperimentId, label: Label) -> None:
+    """Take a label from an experiment."""
+    _catalog().remove_label(id, label)
+
+
+def set_name(id: ExperimentId, name: Text) -> None:
+    """Name an experiment."""
+    if not name.strip():
+        raise typer.BadParameter("a name has at least one letter.", param_hint="TEXT")
+    _catalog().change_experiment(id, name=name)
+
+
+def set_description(id: ExperimentId, description: Text) -> None:
+    """Describe an experiment; "" removes the description."""
+    _catalog().change_experiment(id, description=description or None)
+
+
+def set_notes(id: ExperimentId, notes: Text) -> None:
+    """Note something about an experiment; "" removes the notes."""
+    _catalog().change_experiment(id, notes=notes or None)
+
+
+def set_project(
+    id: ExperimentId,
+    workspace: Annotated[str, typer.Argument(metavar="WORKSPACE", help="The group of projects.")],
+    project: Annotated[str, typer.Argument(metavar="PROJECT", help="The group of experiments in it.")],
+) -> None:
+    """Put an experiment into a project of a workspace; "" "" takes it out."""
+    if bool(workspace) != bool(project):
+        raise typer.BadParameter('give both a workspace and a project, or "" for both.', param_hint="PROJECT")
+    _catalog().change_experiment(id, workspace=workspace or None, project=project or None)
+
+
+def set_max_slots(id: ExperimentId, slots: NumberOrNone) -> None:
+    """Limit the slots that an experiment uses at once, also while it runs."""
+    _ask(id, max_slots=_number(slots, 0, None))
+
+
+def set_priority(id: ExperimentId, priority: NumberOrNone) -> None:
+    """Let an experiment go before others: 1 comes first, 99 last, 42 is what all have that say nothing."""
+    _ask(id, priority=_number(priority, 1, 99))
+
+
+def _ask(id: int, **limits: int | None) -> None:
+    with tracking.Ledger.open(_home.home().database, id) as ledger:
+        arguments: dict[str, Any] = limits
+        ledger.ask(**arguments)
+
+
+def _number(text: str, smallest: int, largest: int | None) -> int | None:
+    if text.lower() == "none":
+        return None
+    value = int(text) if text.isascii() and text.isdigit() else -1
+    if value < smallest or (largest is not None and value > largest):
+        most = "" if largest is None else f" to {largest}"
+        raise typer.BadParameter(f'{text!r} is neither a number from {smallest}{most} nor "none".', param_hint="NUMBER")
+    return value

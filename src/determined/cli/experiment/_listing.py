@@ -1,0 +1,201 @@
+"""What is on record of experiments: listings and descriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from determined import _home, tracking
+from determined.cli import _output
+from determined.cli._arguments import Csv, ExperimentId, Json
+from determined.cli.checkpoint import COLUMNS as CHECKPOINT_COLUMNS
+from determined.cli.checkpoint import row as checkpoint_row
+
+Best = Annotated[bool, typer.Option("--best", help="The best first, by the metric that the search goes by.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Show only so many.")]
+
+_COLUMNS = ("id", "name", "state", "progress", "started", "duration", "search", "trials", "checkpoints", "labels")
+_TRIAL_COLUMNS = ("trial", "state", "progress", "steps", "best validation", "restarts", "duration", "seed", "hparams")
+_MOST_TRIALS = 20
+
+
+def list_experiments(
+    limit: Annotated[int | None, typer.Option(min=1, help="Show only the newest ones.")] = None,
+    all: Annotated[bool, typer.Option("--all", "-a", help="Show archived ones too.")] = False,
+    json: Json = False,
+    csv: Csv = False,
+) -> None:
+    """List experiments, newest first."""
+    format = _output.chosen_format(json, csv)
+    experiments = _output.open_records().experiments(limit, include_archived=all)
+    _output.print_listing(format, _COLUMNS, [_row(record) for record in experiments], experiments)
+
+
+def _row(record: tracking.ExperimentRecord) -> tuple[Any, ...]:
+    return (
+        record.id,
+        record.name,
+        f"{_output.state_text(record)}{', archived' if record.is_archived else ''}",
+        _output.percent(record.progress),
+        _output.when(record.started),
+        _output.duration(record.started, record.ended),
+        _searcher(record).get("name"),
+        record.trial_count,
+        record.checkpoint_count,
+        ", ".join(record.labels) or None,
+    )
+
+
+def _searcher(record: tracking.ExperimentRecord) -> Mapping[str, Any]:
+    """Return the searcher of an experiment; a local run has none by which it was searched."""
+    found = (record.config or {}).get("searcher")
+    return found if isinstance(found, Mapping) and not record.is_local else {}
+
+
+def describe(id: ExperimentId, json: Json = False) -> None:
+    """Show an experiment: its config, how to repeat it, its trials and checkpoints."""
+    records = _output.open_records()
+    experiment, trials = records.experiment(id), records.trials(id)
+    checkpoints = records.checkpoints(experiment_id=id)
+    if json:
+        _output.print_json(_described(experiment, trials, checkpoints))
+        return
+    _output.print_fields(_fields(experiment, trials))
+    _print_config(experiment.config)
+    shown = _ranked(experiment, trials)[:_MOST_TRIALS] if len(trials) > _MOST_TRIALS else trials
+    title = "Trials" if len(shown) == len(trials) else f"The best {len(shown)} of {len(trials)} trials"
+    _output.print_table(_TRIAL_COLUMNS, [_trial_row(trial) for trial in shown], title=title)
+    if checkpoints:
+        rows = [checkpoint_row(record) for record in checkpoints]
+        _output.print_table(CHECKPOINT_COLUMNS, rows, title="Checkpoints")
+    if _output.lacks_runner(experiment):
+        typer.echo(f"No process drives this experiment; `det experiment activate {id}` goes on with it.")
+
+
+def _described(
+    experiment: tracking.ExperimentRecord,
+    trials: list[tracking.TrialRecord],
+    checkpoints: list[tracking.CheckpointRecord],
+) -> dict[str, Any]:
+    described: dict[str, Any] = _output.as_data(experiment)
+    described["trials"] = [{**_output.as_data(trial), "tensorboard": _tensorboard(trial)} for trial in trials]
+    return {**described, "checkpoints": checkpoints}
+
+
+def _fields(experiment: tracking.ExperimentRecord, trials: list[tracking.TrialRecord]) -> dict[str, Any]:
+    shown = {
+        "experiment": experiment.id,
+        "name": experiment.name,
+        "description": experiment.description,
+        "labels": ", ".join(experiment.labels),
+        "project": " / ".join(filter(None, (experiment.workspace, experiment.project))),
+        "notes": experiment.notes,
+        "state": _output.state_text(experiment),
+        "archived": "yes" if experiment.is_archived else None,
+        "progress": _output.percent(experiment.progress),
+        "started": _output.when(experiment.started),
+        "ended": _output.when(experiment.ended),
+        "duration": _output.duration(experiment.started, experiment.ended),
+        "search": _searcher(experiment).get("name"),
+        "max slots": experiment.max_slots,
+        "priority": experiment.priority,
+        "runner": _process_text(experiment.runner),
+        "entrypoint": _distinct(trial.entrypoint for trial in trials),
+        "seed": _distinct(trial.seed for trial in trials) if experiment.is_local else _seed(experiment),
+        "Resolute": _distinct(trial.resolute_version for trial in trials),
+        "torch": _distinct(trial.torch_version for trial in trials),
+        "git commit": _distinct(trial.git_commit for trial in trials),
+        "best validation": _output.best_text(_best(experiment, trials)),
+        "program": None if experiment.is_local else str(_home.home().code(experiment.id)),
+        "TensorBoard": _tensorboard_of_all(experiment, trials),
+    }
+    always = ("experiment", "name", "state", "progress", "started", "best validation")
+    return {name: value for name, value in shown.items() if value not in (None, "") or name in always}
+
+
+def _tensorboard_of_all(experiment: tracking.ExperimentRecord, trials: list[tracking.TrialRecord]) -> str:
+    if len(trials) == 1:
+        return _tensorboard(trials[0])
+    return str(_home.home().tensorboards(experiment.id))
+
+
+def _process_text(process: tracking.RunProcess | None) -> str | None:
+    return None if process is None else f"process {process.pid} on {process.host}{', gone' * process.is_gone}"
+
+
+def _seed(experiment: tracking.ExperimentRecord) -> Any:
+    return ((experiment.config or {}).get("reproducibility") or {}).get("experiment_seed")
+
+
+def _distinct(values: Iterable[Any]) -> str | None:
+    return ", ".join(dict.fromkeys(str(value) for value in values if value is not None)) or None
+
+
+def _best(
+    experiment: tracking.ExperimentRecord, trials: Sequence[tracking.TrialRecord]
+) -> tracking.BestValidation | None:
+    return next((trial.best_validation for trial in _ranked(experiment, trials)), None)
+
+
+def _ranked(
+    experiment: tracking.ExperimentRecord, trials: Sequence[tracking.TrialRecord]
+) -> list[tracking.TrialRecord]:
+    from determined.experiment._ranking import ranked_trials
+
+    return ranked_trials(experiment, trials)
+
+
+def _print_config(config: Any) -> None:
+    if config:
+        typer.echo("config")
+        for line in tracking.encode_json(_output.masked(config), indent=2).splitlines():
+            typer.echo(f"  {line}")
+
+
+def _trial_row(trial: tracking.TrialRecord) -> tuple[Any, ...]:
+    return (
+        trial.id,
+        _output.state_text(trial),
+        _output.percent(trial.progress),
+        trial.steps_completed,
+        _output.best_text(trial.best_validation),
+        trial.restarts,
+        _output.duration(trial.started, trial.ended),
+        trial.seed,
+        trial.hparams,
+    )
+
+
+def _tensorboard(trial: tracking.TrialRecord) -> str:
+    return str(_home.home().tensorboard(trial.experiment_id, trial.id))
+
+
+def list_trials(
+    id: ExperimentId, best: Best = False, limit: Limit = None, json: Json = False, csv: Csv = False
+) -> None:
+    """List the trials of an experiment, in the order of their creation."""
+    format = _output.chosen_format(json, csv)
+    records = _output.open_records()
+    trials = records.trials(id)
+    chosen = (_ranked(records.experiment(id), trials) if best else trials)[:limit]
+    _output.print_listing(format, _TRIAL_COLUMNS, [_trial_row(trial) for trial in chosen], chosen)
+
+
+def list_checkpoints(
+    id: ExperimentId, best: Best = False, limit: Limit = None, json: Json = False, csv: Csv = False
+) -> None:
+    """List the checkpoints of an experiment, the oldest first; deleted ones too, unless --best is given."""
+    from determined.experiment._ranking import scores
+
+    format = _output.chosen_format(json, csv)
+    records = _output.open_records()
+    checkpoints, values = records.checkpoints(experiment_id=id), scores(records, id)
+    found = (values.ranked(checkpoints) if best else checkpoints)[:limit]
+    columns = (*CHECKPOINT_COLUMNS[:4], values.metric, *CHECKPOINT_COLUMNS[4:])
+    rows = []
+    for record in found:
+        cells = checkpoint_row(record, in_bytes=csv)
+        rows.append((*cells[:4], values.of(record), *cells[4:]))
+    _output.print_listing(format, columns, rows, found)

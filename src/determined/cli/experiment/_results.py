@@ -1,0 +1,59 @@
+"""What an experiment has achieved: pictures, and its best checkpoints."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Annotated
+
+import typer
+
+from determined.cli import _output, _plot
+from determined.cli._arguments import ExperimentId
+from determined.cli.checkpoint import copy_to
+
+
+def plot(
+    id: ExperimentId,
+    output: Annotated[
+        pathlib.Path | None,
+        typer.Option("--output", "-o", help="The file to write: .png, .svg or .pdf. (default: experiment-ID.png)"),
+    ] = None,
+) -> None:
+    """Draw the validation metrics of all trials into a picture, one panel per metric, one curve per trial."""
+    from determined.experiment._ranking import judged_by, ranked_trials
+
+    records = _output.open_records()
+    experiment = records.experiment(id)
+    target = output or pathlib.Path(f"experiment-{id}.png")
+    ranked = ranked_trials(experiment, records.trials(id))
+    curves = [(f"trial {trial.id}", records.metrics(trial.id, "validation")) for trial in ranked]
+    metric, _ = judged_by(records, experiment)
+    _output.say_left_out(_plot.draw_trials(curves, metric, f"{experiment.name}, experiment {id}", target))
+    typer.echo(f"Wrote {_output.plain(target)}")
+
+
+def download(
+    id: ExperimentId,
+    output_dir: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            "--output-dir", "-o", help="The folder to fill, with one folder a checkpoint. (default: checkpoints)"
+        ),
+    ] = None,
+    top_n: Annotated[int, typer.Option("--top-n", min=1, help="How many checkpoints, the best first.")] = 1,
+    sort_by: Annotated[
+        str | None, typer.Option(metavar="METRIC", help="The validation metric. (default: that of the search)")
+    ] = None,
+    smaller_is_better: Annotated[
+        bool | None,
+        typer.Option(
+            "--smaller-is-better/--larger-is-better",
+            help="What is the best value. (default: as the search says, for its own metric)",
+        ),
+    ] = None,
+) -> None:
+    """Copy the best checkpoints of an experiment."""
+    from determined.experiment._ranking import best_checkpoints
+
+    for record in best_checkpoints(_output.open_records(), id, top_n, sort_by, smaller_is_better):
+        copy_to(record, (output_dir or pathlib.Path("checkpoints")) / record.uuid)

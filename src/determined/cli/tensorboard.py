@@ -1,0 +1,94 @@
+"""`det tensorboard`: look at curves in a browser."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import signal
+import tempfile
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from determined import _home, errors
+
+from . import _output
+from ._arguments import add, complete_experiment, complete_trial
+
+app = typer.Typer(help="TensorBoard: curves, pictures and profiles of trials in a browser.", no_args_is_help=True)
+
+
+def start(
+    ids: Annotated[
+        list[int] | None,
+        typer.Argument(metavar="ID...", help="Experiments.", autocompletion=complete_experiment),
+    ] = None,
+    trials: Annotated[
+        list[int] | None,
+        typer.Option("--trial", "-t", metavar="ID", help="A trial; can be repeated.", autocompletion=complete_trial),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="The port. (default: the first free one from 6006 on)")
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+) -> None:
+    """Start TensorBoard on the files of experiments and trials, until Ctrl-C."""
+    if not ids and not trials:
+        raise typer.BadParameter("give the id of an experiment, or --trial with that of a trial.")
+    with _gathered(_folders(ids or [], trials or [])) as folder, _served(folder, host, port) as url:
+        typer.echo(f"TensorBoard is at {url}. Ctrl-C ends it.")
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                signal.pause()
+
+
+def _folders(ids: list[int], trials: list[int]) -> dict[str, pathlib.Path]:
+    """Return the folders to show by the names that they get."""
+    records, home = _output.open_records(), _home.home()
+    found = {f"experiment-{id}": home.tensorboards(records.experiment(id).id) for id in ids}
+    for id in trials:
+        trial = records.trial(id)
+        found[f"experiment-{trial.experiment_id}/trial-{id}"] = home.tensorboard(trial.experiment_id, id)
+    missing = [name for name, folder in found.items() if not folder.is_dir()]
+    if missing:
+        raise errors.TrackingException(
+            f"there are no TensorBoard files of {', '.join(missing)} under {str(home.path)!r}; trials write them when "
+            "they report their first metrics."
+        )
+    return found
+
+
+@contextlib.contextmanager
+def _gathered(folders: dict[str, pathlib.Path]) -> Iterator[pathlib.Path]:
+    """Give one folder that shows all of them."""
+    if len(folders) == 1:
+        yield next(iter(folders.values()))
+        return
+    with tempfile.TemporaryDirectory(prefix="det-tensorboard-") as root:
+        for name, folder in folders.items():
+            link = pathlib.Path(root, name.replace("/", "-"))
+            link.symlink_to(folder, target_is_directory=True)
+        yield pathlib.Path(root)
+
+
+@contextlib.contextmanager
+def _served(folder: pathlib.Path, host: str, port: int | None) -> Iterator[str]:
+    """Give the address of a TensorBoard over a folder."""
+    import logging
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of libraries that it uses
+        from tensorboard import default, program  # type: ignore[import-untyped]  # has no types
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server: Any = program.TensorBoard(plugins=default.get_plugins())
+    arguments = ["det tensorboard", "--logdir", str(folder), "--host", host]
+    server.configure(argv=arguments if port is None else [*arguments, "--port", str(port)])
+    try:
+        yield str(server.launch())
+    except program.TensorBoardServerException as error:
+        raise errors.TrackingException(f"TensorBoard cannot start: {error.msg}") from error
+
+
+add(app, start, example="det tensorboard start 3 4")

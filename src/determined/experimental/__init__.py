@@ -1,0 +1,14 @@
+"""The record and the experiments of this machine from Python, as programs for Determined reach them.
+
+`from determined.experimental import client`, or `Determined`, which offers the same calls. Both work in this process on
+the tracking database: there is no service to start, and none to log in to.
+"""
+
+from determined.experimental import client
+from determined.experimental._checkpoint import Checkpoint
+from determined.experimental._determined import Determined
+from determined.experimental._experiment import Experiment
+from determined.experimental._model import Model, ModelVersion
+from determined.experimental._trial import Trial
+
+__all__ = ["Checkpoint", "Determined", "Experiment", "Model", "ModelVersion", "Trial", "client"]

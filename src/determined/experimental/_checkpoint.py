@@ -1,0 +1,154 @@
+"""A checkpoint, as the client gives it."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from determined import errors
+from determined._home import Home
+from determined.experimental import _metrics
+from determined.experimental._states import CheckpointState
+from determined.tracking import Catalog, CheckpointRecord, Records
+
+if TYPE_CHECKING:
+    from determined.pytorch import PyTorchTrial
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointTrainingMetadata:
+    """How a checkpoint came about; `validation_metrics` are those at its step, under "avgMetrics", if it has any."""
+
+    experiment_id: int
+    trial_id: int
+    experiment_config: Mapping[str, Any]
+    hparams: Mapping[str, Any]
+    validation_metrics: Mapping[str, Any]
+
+
+class Checkpoint:
+    """The saved state of a trial, as it was on record when it was asked for; `reload` reads it anew."""
+
+    def __init__(self, record: CheckpointRecord, home: Home) -> None:
+        self._record = record
+        self._home = home
+
+    @property
+    def uuid(self) -> str:
+        """Its id."""
+        return self._record.uuid
+
+    @property
+    def experiment_id(self) -> int:
+        """The experiment that it is of."""
+        return self._record.experiment_id
+
+    @property
+    def trial_id(self) -> int:
+        """The trial that it is of."""
+        return self._record.trial_id
+
+    @property
+    def steps_completed(self) -> int:
+        """After how many batches it was saved."""
+        return self._record.steps_completed
+
+    @property
+    def state(self) -> CheckpointState:
+        """Whether its files are there."""
+        return CheckpointState[self._record.state.name]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What was saved with it or added later. A copy: change it by `add_metadata` and `remove_metadata`."""
+        return dict(self._record.metadata)
+
+    @property
+    def resources(self) -> dict[str, int]:
+        """Its files, with the bytes of each."""
+        return dict(self._record.resources)
+
+    @property
+    def report_time(self) -> datetime.datetime:
+        """When it was saved, in UTC."""
+        return _metrics.moment(self._record.time)
+
+    @property
+    def path(self) -> pathlib.Path:
+        """The folder of its files, for reading; `download` makes a copy."""
+        return pathlib.Path(self._record.path)
+
+    @property
+    def training(self) -> CheckpointTrainingMetadata:
+        """How it came about: experiment, trial, config, hyperparameters, validation."""
+        records = Records(self._home.database)
+        validations = [one.metrics for one in self.get_metrics("validation")]
+        return CheckpointTrainingMetadata(
+            experiment_id=self.experiment_id,
+            trial_id=self.trial_id,
+            experiment_config=records.experiment(self.experiment_id).config or {},
+            hparams=records.trial(self.trial_id).hparams,
+            validation_metrics={"avgMetrics": dict(validations[-1])} if validations else {},
+        )
+
+    def get_metrics(self, group: str | None = None) -> list[_metrics.TrialMetrics]:
+        """Return what its trial reported at its step, of one group ("training", "validation", ...) or of all."""
+        reports = Records(self._home.database).metrics(self.trial_id, group)
+        own = [report for report in reports if report.steps_completed == self.steps_completed]
+        return _metrics.of_reports(self.trial_id, own)
+
+    def download(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Copy its files into a new or empty folder, by default `checkpoints/<uuid>`, and return the folder.
+
+        They are compared with what was saved. A folder that has them already is left as it is.
+        """
+        from determined.experiment import control
+
+        return str(control.download_checkpoint(self._record, path or pathlib.Path("checkpoints", self.uuid)))
+
+    def load(self, **arguments: Any) -> PyTorchTrial:
+        """Return the trial that it was saved from, with its weights. Arguments are those of `load_from_path`."""
+        from determined.experiment._copies import folder_of
+
+        return self.load_from_path(folder_of(self._record), **arguments)
+
+    @staticmethod
+    def load_from_path(path: str | os.PathLike[str], **arguments: Any) -> PyTorchTrial:
+        """Return the trial in the folder of a checkpoint, as `pytorch.load_trial_from_checkpoint_path` does."""
+        from determined.pytorch import load_trial_from_checkpoint_path
+
+        return load_trial_from_checkpoint_path(os.fspath(path), **arguments)
+
+    def add_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Add to its metadata on record, over what is there under the same names; its files stay as they are."""
+        self._change({**self.reload()._record.metadata, **metadata})
+
+    def remove_metadata(self, keys: Iterable[str]) -> None:
+        """Remove names from its metadata on record; its files stay as they are."""
+        doomed, kept = [keys] if isinstance(keys, str) else list(keys), self.reload().metadata
+        if missing := [key for key in doomed if key not in kept]:
+            raise errors.TrackingException(f"checkpoint {self.uuid} has no metadata {missing}; it has {sorted(kept)}.")
+        self._change({key: value for key, value in kept.items() if key not in doomed})
+
+    def delete(self) -> None:
+        """Delete it and its files, for good; refused while it is a version of a model or a source of an experiment."""
+        from determined.experiment import control
+
+        control.delete_checkpoint(self.uuid, self._home)
+        self.reload()
+
+    def reload(self) -> Checkpoint:
+        """Read it from the record anew, and return it."""
+        self._record = Records(self._home.database).checkpoint(self.uuid)
+        return self
+
+    def _change(self, metadata: Mapping[str, Any]) -> None:
+        Catalog(self._home.database).change_checkpoint(self.uuid, metadata)
+        self.reload()
+
+    def __repr__(self) -> str:
+        return f"Checkpoint(uuid={self.uuid!r}, trial_id={self.trial_id}, steps_completed={self.steps_completed})"

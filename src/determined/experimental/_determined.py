@@ -1,0 +1,175 @@
+"""What programs for Determined construct to reach their cluster; here it reaches this machine."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from determined import errors
+from determined._home import home
+from determined.experimental._checkpoint import Checkpoint
+from determined.experimental._experiment import Experiment
+from determined.experimental._model import Model
+from determined.experimental._orders import ExperimentSortBy, ModelSortBy, OrderBy, checked, ordered, texts
+from determined.experimental._states import ExperimentState
+from determined.experimental._trial import Trial
+from determined.tracking import ExperimentRecord, Records, Registry
+
+if TYPE_CHECKING:
+    from determined.experiment.config import ExperimentConfig
+
+
+class Determined:
+    """The experiments, trials, checkpoints and models in the home folder.
+
+    Arguments, which named a cluster and a user, are accepted without effect.
+    """
+
+    def __init__(self, master: str | None = None, *arguments: Any, **options: Any) -> None:
+        if master is not None or arguments or options:
+            warnings.warn(
+                "Determined() needs no master and no user: experiments run on this machine. Remove the arguments.",
+                stacklevel=2,
+            )
+        self._home = home()
+        self._records = Records(self._home.database)
+
+    def create_experiment(
+        self,
+        config: str | os.PathLike[str] | Mapping[str, Any],
+        model_dir: str | os.PathLike[str] | None = None,
+        *,
+        paused: bool = False,
+        slots: int | None = None,
+    ) -> Experiment:
+        """Create an experiment and have it run by a process of its own, which outlives this one.
+
+        `config` is a map, a text of YAML, or the path of a file. `model_dir` is the folder of the program, which is
+        copied; None is for a command that needs no files. A `paused` one waits for `activate`. `slots` divides the CPU
+        of a machine without GPUs. Keys without effect are warned of; `errors.InvalidConfig` lists all that is wrong.
+        """
+        from determined.experiment import control
+        from determined.experiment._create import create
+
+        settings = _config(config)
+        if settings.notes:
+            warnings.warn("\n".join(settings.notes), stacklevel=3)
+        with tempfile.TemporaryDirectory() as empty:
+            folder = empty if model_dir is None else model_dir
+            id = create(settings, folder, paused=paused, at=self._home, slots=slots)
+        if not paused:
+            control.activate(id, self._home, slots)
+        return self.get_experiment(id)
+
+    def get_experiment(self, experiment_id: int) -> Experiment:
+        """Return the experiment with an id."""
+        return Experiment(self._records.experiment(experiment_id), self._home)
+
+    def list_experiments(
+        self,
+        sort_by: ExperimentSortBy | None = None,
+        order_by: OrderBy | None = None,
+        experiment_ids: Iterable[int] | None = None,
+        labels: Iterable[str] | None = None,
+        states: Iterable[ExperimentState] | None = None,
+        name: str | None = None,
+        *,
+        include_archived: bool = False,
+    ) -> list[Experiment]:
+        """Return experiments, the oldest first unless `sort_by` and `order_by` say otherwise.
+
+        Only those with one of these ids, all of these labels, one of these states and a name that has this in it, as
+        far as they are given. Runs of scripts are among them, archived ones only if asked for.
+        """
+        by, order = sort_by or ExperimentSortBy.ID, order_by or OrderBy.ASC
+        checked("list_experiments", "sort_by", by, ExperimentSortBy)
+        checked("list_experiments", "order_by", order, OrderBy)
+        ids = None if experiment_ids is None else set(experiment_ids)
+        wanted = set(texts("list_experiments", "labels", labels))
+        state_names = None if states is None else _names(states)
+        found = [
+            record
+            for record in self._records.experiments(include_archived=include_archived)
+            if (ids is None or record.id in ids)
+            and wanted <= set(record.labels)
+            and (state_names is None or record.state.name in state_names)
+            and (name is None or name in record.name)
+        ]
+        return [Experiment(one, self._home) for one in ordered(found, lambda one: _value(one, by), order)]
+
+    def get_trial(self, trial_id: int) -> Trial:
+        """Return the trial with an id."""
+        return Trial(self._records.trial(trial_id), self._home)
+
+    def get_checkpoint(self, uuid: str) -> Checkpoint:
+        """Return the checkpoint with an id, or with the only one that begins so (4 characters or more)."""
+        return Checkpoint(self._records.checkpoint(uuid), self._home)
+
+    def create_model(
+        self,
+        name: str,
+        description: str | None = "",
+        metadata: Mapping[str, Any] | None = None,
+        labels: Iterable[str] | None = None,
+    ) -> Model:
+        """Add a model to the registry; `TrackingException` if there is one of that name."""
+        record = Registry(self._home.database).create_model(
+            name, description, texts("create_model", "labels", labels), metadata
+        )
+        return Model(record, self._home)
+
+    def get_model(self, identifier: str | int) -> Model:
+        """Return the model with a name or an id."""
+        return Model(Registry(self._home.database).model(identifier), self._home)
+
+    def list_models(
+        self,
+        sort_by: ModelSortBy = ModelSortBy.NAME,
+        order_by: OrderBy = OrderBy.ASCENDING,
+        name: str = "",
+        description: str = "",
+        *,
+        include_archived: bool = False,
+    ) -> list[Model]:
+        """Return the models of the registry that have these texts in their name and description."""
+        checked("list_models", "sort_by", sort_by, ModelSortBy)
+        checked("list_models", "order_by", order_by, OrderBy)
+        found = [
+            record
+            for record in Registry(self._home.database).models(include_archived=include_archived)
+            if name in record.name and description in (record.description or "")
+        ]
+        return [Model(one, self._home) for one in ordered(found, lambda one: getattr(one, sort_by.value), order_by)]
+
+
+def _names(states: Iterable[ExperimentState]) -> set[str]:
+    for state in (given := list(states)):
+        checked("list_experiments", "states", state, ExperimentState)
+    return {state.name for state in given}
+
+
+def _value(record: ExperimentRecord, by: ExperimentSortBy) -> Any:
+    return getattr(record, by.value)
+
+
+def _config(given: str | os.PathLike[str] | Mapping[str, Any]) -> ExperimentConfig:
+    """Return the config in a map, a text or a file."""
+    from determined.experiment import config
+
+    if isinstance(given, Mapping):
+        return config.from_map(given)
+    if isinstance(given, str) and _is_text(given):
+        return config.parse(given)
+    if isinstance(given, str | os.PathLike):
+        return config.load(given)
+    raise errors.InvalidExperimentException(
+        f"create_experiment(config={given!r}): pass a dict, a text of YAML, or the path of a file."
+    )
+
+
+def _is_text(given: str) -> bool:
+    """Say whether a text is a config itself; the path of a file has neither lines nor a key with a value."""
+    return "\n" in given or ": " in given or given.lstrip().startswith("{")

@@ -1,0 +1,237 @@
+"""An experiment, as the client gives it."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from determined import errors
+from determined._home import Home
+from determined.experimental import _listing
+from determined.experimental._checkpoint import Checkpoint
+from determined.experimental._orders import CheckpointSortBy, OrderBy, TrialSortBy, checked, ordered, texts
+from determined.experimental._states import ExperimentState
+from determined.experimental._trial import Trial
+from determined.tracking import Catalog, ExperimentRecord, Records, TrialRecord
+
+_LOOKING = 0.1
+
+
+class Experiment:
+    """Trials of one program, as they were when it was asked for; `reload` reads it anew, and so does all it does."""
+
+    def __init__(self, record: ExperimentRecord, home: Home) -> None:
+        self._record = record
+        self._home = home
+
+    @property
+    def id(self) -> int:
+        """Its id."""
+        return self._record.id
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self._record.name
+
+    @property
+    def description(self) -> str | None:
+        """More about it."""
+        return self._record.description
+
+    @property
+    def notes(self) -> str | None:
+        """What people noted of it."""
+        return self._record.notes
+
+    @property
+    def labels(self) -> set[str]:
+        """Words to find it by. A copy: change them by `add_label`, `remove_label` and `set_labels`."""
+        return set(self._record.labels)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Its config, with every default filled in. A copy. The run of a script may have none: then it is empty."""
+        return copy.deepcopy(dict(self._record.config or {}))
+
+    @property
+    def state(self) -> ExperimentState:
+        """Where it stands."""
+        return ExperimentState[self._record.state.name]
+
+    @property
+    def progress(self) -> float | None:
+        """How much of it is done, from 0 to 1."""
+        return self._record.progress
+
+    @property
+    def archived(self) -> bool:
+        """Whether it is left out of listings."""
+        return self._record.is_archived
+
+    def reload(self) -> Experiment:
+        """Read it from the record anew, and return it."""
+        self._record = Records(self._home.database).experiment(self.id)
+        return self
+
+    # What it does
+
+    def activate(self) -> None:
+        """Let it run, from where it was if it was paused or its runner is gone."""
+        from determined.experiment import control
+
+        control.activate(self.id, self._home)
+        self.reload()
+
+    def pause(self) -> None:
+        """Let all its trials save and stop; `activate` goes on."""
+        from determined.experiment import control
+
+        control.pause(self.id, self._home)
+        self.reload()
+
+    def cancel(self) -> None:
+        """End it; its trials save a last checkpoint."""
+        from determined.experiment import control
+
+        control.cancel(self.id, self._home)
+        self.reload()
+
+    def kill(self) -> None:
+        """End it and its trials at once."""
+        from determined.experiment import control
+
+        control.kill(self.id, self._home)
+        self.reload()
+
+    def continue_(self, overrides: Iterable[str] = ()) -> list[int]:
+        """Begin it anew after its end: trials that did not complete go on. Returns their ids.
+
+        `overrides` change the config, such as "searcher.max_length.epochs=20" for a `single` search.
+        """
+        from determined.experiment import control
+
+        reopened = control.continue_experiment(self.id, self._home, overrides=overrides)
+        self.reload()
+        return reopened
+
+    def wait(self, interval: float | None = None, timeout: float | None = None) -> ExperimentState:
+        """Wait until it has ended, and return its state; `TimeoutError` after so many seconds.
+
+        `TrackingException` if nobody runs it, as when it is paused. `interval` is accepted for old programs; it looks
+        several times a second.
+        """
+        from determined.experiment import control
+
+        control.wait(self.id, timeout, self._home)
+        return self.reload().state
+
+    def await_first_trial(self, interval: float = _LOOKING) -> Trial:
+        """Wait until it has a trial, and return that; looks every so many seconds."""
+        from determined.experiment import control
+
+        while not (trials := self.list_trials()):
+            if not control.is_run(self.id, self._home):
+                raise errors.TrackingException(
+                    f"experiment {self.id} has no trial, and nobody runs it; activate() lets it run."
+                )
+            time.sleep(interval)
+        return trials[0]
+
+    def delete(self) -> None:
+        """Delete it with its trials, checkpoints, program, logs and TensorBoard files, for good.
+
+        `TrackingException` while it runs, and while one of its checkpoints is a version of a model or a source of
+        another experiment.
+        """
+        from determined.experiment import control
+
+        control.delete(self.id, self._home)
+
+    # What people say of it
+
+    def archive(self) -> None:
+        """Leave it out of listings; refused while it runs."""
+        self._change(archived=True)
+
+    def unarchive(self) -> None:
+        """Show it in listings again."""
+        self._change(archived=False)
+
+    def set_name(self, name: str) -> None:
+        """Call it otherwise."""
+        self._change(name=name)
+
+    def set_description(self, description: str) -> None:
+        """Say something else about it."""
+        self._change(description=description)
+
+    def set_notes(self, notes: str) -> None:
+        """Replace the notes."""
+        self._change(notes=notes)
+
+    def set_labels(self, labels: Iterable[str]) -> None:
+        """Replace all labels."""
+        self._change(labels=sorted(set(texts("set_labels", "labels", labels))))
+
+    def add_label(self, label: str) -> None:
+        """Give it one more label; nothing happens if it has it."""
+        Catalog(self._home.database).add_label(self.id, label)
+        self.reload()
+
+    def remove_label(self, label: str) -> None:
+        """Take a label away; `TrackingException` if it does not have it."""
+        Catalog(self._home.database).remove_label(self.id, label)
+        self.reload()
+
+    def _change(self, **changes: Any) -> None:
+        Catalog(self._home.database).change_experiment(self.id, **changes)
+        self.reload()
+
+    # What it has
+
+    def list_trials(self, sort_by: TrialSortBy = TrialSortBy.ID, order_by: OrderBy = OrderBy.ASCENDING) -> list[Trial]:
+        """Return its trials; those without what they are sorted by come last."""
+        checked("list_trials", "sort_by", sort_by, TrialSortBy)
+        checked("list_trials", "order_by", order_by, OrderBy)
+        records = ordered(Records(self._home.database).trials(self.id), lambda one: _key(one, sort_by), order_by)
+        return [Trial(record, self._home) for record in records]
+
+    get_trials = list_trials
+
+    def list_checkpoints(
+        self,
+        sort_by: CheckpointSortBy | str | None = None,
+        order_by: OrderBy | None = None,
+        max_results: int | None = None,
+    ) -> list[Checkpoint]:
+        """Return its checkpoints whose files are there, at most `max_results`.
+
+        They come in the order of the searcher's metric, the best first, unless `sort_by` says otherwise: a
+        `CheckpointSortBy`, or the name of a validation metric with `order_by` (ASCENDING: the smallest first). Those
+        without a finite metric come last.
+        """
+        return _listing.listed(self._home, self.id, None, sort_by, order_by, max_results)
+
+    def top_checkpoint(self, sort_by: str | None = None, smaller_is_better: bool | None = None) -> Checkpoint:
+        """Return its best checkpoint by the searcher's metric, or by another one and what is better of it."""
+        return self.top_n_checkpoints(1, sort_by, smaller_is_better)[0]
+
+    def top_n_checkpoints(
+        self, limit: int, sort_by: str | None = None, smaller_is_better: bool | None = None
+    ) -> list[Checkpoint]:
+        """Return its best checkpoints, at most `limit`; `CheckpointNotFoundException` if none can be compared."""
+        if limit < 1:
+            raise ValueError(f"top_n_checkpoints(limit={limit}): pass a number of at least 1.")
+        return _listing.best(self._home, self.id, None, limit, sort_by, smaller_is_better)
+
+    def __repr__(self) -> str:
+        return f"Experiment(id={self.id}, name={self.name!r}, state={self.state.name})"
+
+
+def _key(trial: TrialRecord, sort_by: TrialSortBy) -> Any:
+    if sort_by is TrialSortBy.BEST_VALIDATION_METRIC:
+        return None if trial.best_validation is None else trial.best_validation.value
+    return getattr(trial, sort_by.value)

@@ -1,0 +1,205 @@
+"""The registry of models, as the client gives it."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from determined import errors
+from determined._home import Home
+from determined.experimental._checkpoint import Checkpoint
+from determined.experimental._metrics import moment
+from determined.experimental._orders import OrderBy, checked, texts
+from determined.tracking import ModelRecord, ModelVersionRecord, Records, Registry
+
+
+class ModelVersion:
+    """A version of a model: a checkpoint that stays. As it was when it was asked for."""
+
+    def __init__(self, record: ModelVersionRecord, home: Home) -> None:
+        self._record = record
+        self._home = home
+
+    @property
+    def model_id(self) -> int:
+        """The id of its model."""
+        return self._record.model_id
+
+    @property
+    def model_name(self) -> str:
+        """The name of its model."""
+        return self._record.model
+
+    @property
+    def model_version(self) -> int:
+        """Its number: 1, 2, 3, ..."""
+        return self._record.number
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint that it is."""
+        return Checkpoint(Records(self._home.database).checkpoint(self._record.checkpoint), self._home)
+
+    @property
+    def name(self) -> str | None:
+        """What people call it."""
+        return self._record.name
+
+    @property
+    def comment(self) -> str | None:
+        """What was said of it when it was registered."""
+        return self._record.comment
+
+    @property
+    def notes(self) -> str | None:
+        """What people noted of it."""
+        return self._record.notes
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What belongs to it. A copy."""
+        return dict(self._record.metadata)
+
+    def set_name(self, name: str) -> None:
+        """Call it otherwise."""
+        self._change(name=name)
+
+    def set_notes(self, notes: str) -> None:
+        """Replace the notes."""
+        self._change(notes=notes)
+
+    def delete(self) -> None:
+        """Remove it from its model; the checkpoint stays, but may be deleted from now on."""
+        Registry(self._home.database).delete_version(self.model_id, self.model_version)
+
+    def _change(self, **changes: Any) -> None:
+        self._record = Registry(self._home.database).update_version(self.model_id, self.model_version, **changes)
+
+    def __repr__(self) -> str:
+        return f"ModelVersion(model_name={self.model_name!r}, model_version={self.model_version})"
+
+
+class Model:
+    """A name in the registry, with versions. As it was when it was asked for; `reload` reads it anew."""
+
+    def __init__(self, record: ModelRecord, home: Home) -> None:
+        self._record = record
+        self._home = home
+        self._registry = Registry(home.database)
+
+    @property
+    def model_id(self) -> int:
+        """Its id."""
+        return self._record.id
+
+    @property
+    def name(self) -> str:
+        """Its name, which no other model has."""
+        return self._record.name
+
+    @property
+    def description(self) -> str | None:
+        """More about it."""
+        return self._record.description
+
+    @property
+    def labels(self) -> list[str]:
+        """Words to find it by. A copy."""
+        return list(self._record.labels)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What belongs to it. A copy: change it by `add_metadata` and `remove_metadata`."""
+        return dict(self._record.metadata)
+
+    @property
+    def archived(self) -> bool:
+        """Whether it is left out of listings."""
+        return self._record.is_archived
+
+    @property
+    def creation_time(self) -> datetime.datetime:
+        """When it was created, in UTC."""
+        return moment(self._record.created)
+
+    @property
+    def last_updated_time(self) -> datetime.datetime:
+        """When it was changed last, in UTC."""
+        return moment(self._record.updated)
+
+    def reload(self) -> Model:
+        """Read it from the registry anew, and return it."""
+        self._record = self._registry.model(self.model_id)
+        return self
+
+    # Versions
+
+    def register_version(
+        self,
+        checkpoint_uuid: str | Checkpoint,
+        name: str | None = None,
+        comment: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> ModelVersion:
+        """Make a checkpoint its next version, and return that. The checkpoint stays as long as it is one."""
+        given = checkpoint_uuid.uuid if isinstance(checkpoint_uuid, Checkpoint) else checkpoint_uuid
+        uuid = Records(self._home.database).checkpoint(given).uuid
+        version = self._registry.register_version(self.model_id, uuid, name, comment, metadata)
+        self.reload()
+        return ModelVersion(version, self._home)
+
+    def get_version(self, version: int = -1) -> ModelVersion | None:
+        """Return the version with a number, or the newest one; None if there is none at all."""
+        if version != -1:
+            return ModelVersion(self._registry.version(self.model_id, version), self._home)
+        found = self.list_versions()
+        return found[0] if found else None
+
+    def list_versions(self, order_by: OrderBy = OrderBy.DESCENDING) -> list[ModelVersion]:
+        """Return its versions, the newest first unless `order_by` is ASCENDING."""
+        checked("list_versions", "order_by", order_by, OrderBy)
+        found = self._registry.versions(self.model_id)
+        chosen = found if order_by is OrderBy.DESC else found[::-1]
+        return [ModelVersion(one, self._home) for one in chosen]
+
+    get_versions = list_versions
+
+    # Details
+
+    def set_description(self, description: str) -> None:
+        """Say something else about it."""
+        self._change(description=description)
+
+    def set_labels(self, labels: Iterable[str]) -> None:
+        """Replace all labels."""
+        self._change(labels=texts("set_labels", "labels", labels))
+
+    def add_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Add to its metadata, over what is there under the same names."""
+        self._change(metadata={**self.reload().metadata, **metadata})
+
+    def remove_metadata(self, keys: Iterable[str]) -> None:
+        """Remove names from its metadata."""
+        doomed, kept = [keys] if isinstance(keys, str) else list(keys), self.reload().metadata
+        if missing := [key for key in doomed if key not in kept]:
+            raise errors.TrackingException(f"model {self.name!r} has no metadata {missing}; it has {sorted(kept)}.")
+        self._change(metadata={key: value for key, value in kept.items() if key not in doomed})
+
+    def archive(self) -> None:
+        """Leave it out of listings."""
+        self._change(archived=True)
+
+    def unarchive(self) -> None:
+        """Show it in listings again."""
+        self._change(archived=False)
+
+    def delete(self) -> None:
+        """Remove it and its versions; the checkpoints stay, but may be deleted from now on."""
+        self._registry.delete_model(self.model_id)
+
+    def _change(self, **changes: Any) -> None:
+        self._record = self._registry.update_model(self.model_id, **changes)
+
+    def __repr__(self) -> str:
+        return f"Model(name={self.name!r}, model_id={self.model_id})"

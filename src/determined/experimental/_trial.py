@@ -1,0 +1,187 @@
+"""A trial, as the client gives it."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from determined import errors
+from determined._home import Home
+from determined.experimental import _listing, _metrics
+from determined.experimental._checkpoint import Checkpoint
+from determined.experimental._orders import CheckpointSortBy, OrderBy
+from determined.experimental._states import TrialState
+from determined.tracking import Records, TrialRecord
+
+
+class Trial:
+    """One training with one set of hyperparameters, as it was when it was asked for; `reload` reads it anew."""
+
+    def __init__(self, record: TrialRecord, home: Home) -> None:
+        self._record = record
+        self._home = home
+
+    @property
+    def id(self) -> int:
+        """Its id."""
+        return self._record.id
+
+    @property
+    def experiment_id(self) -> int:
+        """The experiment that it is of."""
+        return self._record.experiment_id
+
+    @property
+    def hparams(self) -> dict[str, Any]:
+        """Its hyperparameters."""
+        return dict(self._record.hparams)
+
+    @property
+    def state(self) -> TrialState:
+        """Where it stands."""
+        return TrialState[self._record.state.name]
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is in its state, such as the exception that ended it."""
+        return self._record.reason
+
+    @property
+    def seed(self) -> int:
+        """The seed of its random numbers."""
+        return self._record.seed
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again after a failure."""
+        return self._record.restarts
+
+    @property
+    def steps_completed(self) -> int:
+        """How many batches it has reported."""
+        return self._record.steps_completed
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What it told of itself by `core_context.train.set_metadata`."""
+        return dict(self._record.metadata)
+
+    @property
+    def summary_metrics(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """count, last, min and max of each metric, below "avg_metrics" (of training) and "validation_metrics"."""
+        return _metrics.summary_of(self._record.summary)
+
+    def reload(self) -> Trial:
+        """Read it from the record anew, and return it."""
+        self._record = Records(self._home.database).trial(self.id)
+        return self
+
+    def kill(self) -> None:
+        """End it at once; its experiment goes on."""
+        from determined.experiment import control
+
+        control.kill_trial(self.id, self._home)
+
+    def iter_logs(
+        self,
+        follow: bool = False,
+        *,
+        head: int | None = None,
+        tail: int | None = None,
+        rank_ids: Collection[int] | None = None,
+        stdtypes: Collection[str] | None = None,
+        timestamp_after: datetime.datetime | None = None,
+        timestamp_before: datetime.datetime | None = None,
+    ) -> Iterator[str]:
+        """Yield the lines of its output, of all runs and ranks by time, each with its line break.
+
+        `head` and `tail` are for the first and last so many lines, `rank_ids` for some ranks, `stdtypes` for "stdout"
+        or "stderr". With `follow` lines come as they are written, until the trial has ended or pauses. The run of a
+        script has none.
+        """
+        if head is not None and (tail is not None or follow):
+            raise ValueError("iter_logs(head=...) goes with neither tail=... nor follow=True; leave one of them out.")
+        if follow and timestamp_before is not None:
+            raise ValueError("iter_logs(timestamp_before=...) does not go with follow=True; leave one of them out.")
+        return self._lines(follow, head, tail, rank_ids, stdtypes, timestamp_after, timestamp_before)
+
+    def _lines(
+        self,
+        follow: bool,
+        head: int | None,
+        tail: int | None,
+        ranks: Collection[int] | None,
+        streams: Collection[str] | None,
+        after: datetime.datetime | None,
+        before: datetime.datetime | None,
+    ) -> Iterator[str]:
+        from determined.experiment.executors import follow_logs, read_logs
+
+        folder = self._home.trial(self.experiment_id, self.id)
+        since, until = (None if one is None else one.timestamp() for one in (after, before))
+        if follow:
+            lines = follow_logs(folder, self._is_over, ranks=ranks, streams=streams, since=since, tail=tail)
+        else:
+            lines = read_logs(folder, ranks=ranks, streams=streams, since=since, until=until, head=head, tail=tail)
+        return (f"{line.text}\n" for line in lines)
+
+    def _is_over(self) -> bool:
+        record = self.reload()._record
+        return record.is_lost or not record.state.has_process
+
+    def iter_metrics(self, group: str | None = None) -> Iterator[_metrics.TrialMetrics]:
+        """Yield its reports so far by step, of one group ("training", "validation", ...) or of all."""
+        yield from _metrics.of_reports(self.id, Records(self._home.database).metrics(self.id, group))
+
+    def stream_metrics(self, group: str) -> Iterator[_metrics.TrialMetrics]:
+        """Yield what `iter_metrics` does, which is the newer name of it."""
+        return self.iter_metrics(group)
+
+    def list_checkpoints(
+        self,
+        sort_by: CheckpointSortBy | str | None = None,
+        order_by: OrderBy | None = None,
+        max_results: int | None = None,
+    ) -> list[Checkpoint]:
+        """Return its checkpoints whose files are there. Arguments are as with `Experiment.list_checkpoints`."""
+        return _listing.listed(self._home, self.experiment_id, self.id, sort_by, order_by, max_results)
+
+    get_checkpoints = list_checkpoints
+
+    def top_checkpoint(self, sort_by: str | None = None, smaller_is_better: bool | None = None) -> Checkpoint:
+        """Return its best checkpoint by the searcher's metric, or by another one and what is better of it."""
+        return _listing.best(self._home, self.experiment_id, self.id, 1, sort_by, smaller_is_better)[0]
+
+    def select_checkpoint(
+        self,
+        latest: bool = False,
+        best: bool = False,
+        uuid: str | None = None,
+        sort_by: str | None = None,
+        smaller_is_better: bool | None = None,
+    ) -> Checkpoint:
+        """Return its latest checkpoint, its best one, or the one with an id. Say which of the three."""
+        if sum((latest, best, uuid is not None)) != 1:
+            raise ValueError(
+                f"select_checkpoint(latest={latest}, best={best}, uuid={uuid!r}): say exactly one of the three."
+            )
+        if best:
+            return self.top_checkpoint(sort_by, smaller_is_better)
+        if uuid is not None:
+            return self._own(uuid)
+        found = self.list_checkpoints(CheckpointSortBy.BATCH_NUMBER, OrderBy.DESC, 1)
+        if not found:
+            raise errors.CheckpointNotFoundException(f"trial {self.id} has no checkpoint whose files are there.")
+        return found[0]
+
+    def _own(self, uuid: str) -> Checkpoint:
+        found = Checkpoint(Records(self._home.database).checkpoint(uuid), self._home)
+        if found.trial_id != self.id:
+            raise errors.CheckpointNotFoundException(
+                f"checkpoint {found.uuid} is of trial {found.trial_id}, not of trial {self.id}; ask that one for it."
+            )
+        return found
+
+    def __repr__(self) -> str:
+        return f"Trial(id={self.id}, experiment_id={self.experiment_id}, state={self.state.name})"

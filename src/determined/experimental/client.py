@@ -1,0 +1,138 @@
+"""Experiments, trials, checkpoints and models of this machine, by calls.
+
+    from determined.experimental import client
+
+    experiment = client.create_experiment("adaptive.yaml", ".")
+    experiment.wait()
+    print(experiment.top_checkpoint().download())
+
+All of it happens in this process, on the tracking database in the home folder; `det` shows the same. What cannot be
+done raises an exception of `determined.errors` that says why.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from determined.experimental._checkpoint import Checkpoint, CheckpointTrainingMetadata
+from determined.experimental._determined import Determined
+from determined.experimental._experiment import Experiment
+from determined.experimental._metrics import TrialMetrics
+from determined.experimental._model import Model, ModelVersion
+from determined.experimental._orders import (
+    CheckpointSortBy,
+    ExperimentSortBy,
+    ModelSortBy,
+    OrderBy,
+    TrialSortBy,
+)
+from determined.experimental._states import CheckpointState, ExperimentState, TrialState
+from determined.experimental._trial import Trial
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointSortBy",
+    "CheckpointState",
+    "CheckpointTrainingMetadata",
+    "Determined",
+    "Experiment",
+    "ExperimentSortBy",
+    "ExperimentState",
+    "Model",
+    "ModelSortBy",
+    "ModelVersion",
+    "OrderBy",
+    "Trial",
+    "TrialMetrics",
+    "TrialSortBy",
+    "TrialState",
+    "create_experiment",
+    "create_model",
+    "get_checkpoint",
+    "get_experiment",
+    "get_model",
+    "get_trial",
+    "list_experiments",
+    "list_models",
+    "login",
+]
+
+
+def login(*arguments: Any, **options: Any) -> None:
+    """Do nothing but say so: programs for Determined begin with it, and here is no service to log in to."""
+    warnings.warn(
+        "login() has no effect: experiments run on this machine, without a service to log in to. Remove the call.",
+        stacklevel=2,
+    )
+
+
+def create_experiment(
+    config: str | os.PathLike[str] | Mapping[str, Any],
+    model_dir: str | os.PathLike[str] | None = None,
+    *,
+    paused: bool = False,
+    slots: int | None = None,
+) -> Experiment:
+    """Create an experiment and have it run. See `Determined.create_experiment`."""
+    return Determined().create_experiment(config, model_dir, paused=paused, slots=slots)
+
+
+def get_experiment(experiment_id: int) -> Experiment:
+    """Return the experiment with an id."""
+    return Determined().get_experiment(experiment_id)
+
+
+def list_experiments(
+    sort_by: ExperimentSortBy | None = None,
+    order_by: OrderBy | None = None,
+    experiment_ids: Iterable[int] | None = None,
+    labels: Iterable[str] | None = None,
+    states: Iterable[ExperimentState] | None = None,
+    name: str | None = None,
+    *,
+    include_archived: bool = False,
+) -> list[Experiment]:
+    """Return experiments. See `Determined.list_experiments`."""
+    return Determined().list_experiments(
+        sort_by, order_by, experiment_ids, labels, states, name, include_archived=include_archived
+    )
+
+
+def get_trial(trial_id: int) -> Trial:
+    """Return the trial with an id."""
+    return Determined().get_trial(trial_id)
+
+
+def get_checkpoint(uuid: str) -> Checkpoint:
+    """Return the checkpoint with an id, or with the only one that begins so (4 characters or more)."""
+    return Determined().get_checkpoint(uuid)
+
+
+def create_model(
+    name: str,
+    description: str | None = "",
+    metadata: Mapping[str, Any] | None = None,
+    labels: Iterable[str] | None = None,
+) -> Model:
+    """Add a model to the registry."""
+    return Determined().create_model(name, description, metadata, labels)
+
+
+def get_model(identifier: str | int) -> Model:
+    """Return the model with a name or an id."""
+    return Determined().get_model(identifier)
+
+
+def list_models(
+    sort_by: ModelSortBy = ModelSortBy.NAME,
+    order_by: OrderBy = OrderBy.ASCENDING,
+    name: str = "",
+    description: str = "",
+    *,
+    include_archived: bool = False,
+) -> list[Model]:
+    """Return the models of the registry. See `Determined.list_models`."""
+    return Determined().list_models(sort_by, order_by, name, description, include_archived=include_archived)
