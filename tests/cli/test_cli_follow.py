@@ -58,15 +58,6 @@ def test_the_live_view_shows_the_search_and_ctrl_c_asks_then_pauses(lab: Lab) ->
     assert lab.processes() == []
 
 
-def test_ctrl_c_twice_at_once_pauses(lab: Lab) -> None:
-    id = lab.create()
-    with terminal(lab.home, "e", "activate", id, "-f") as screen:
-        screen.expect("step 1 with x")
-        screen.type(CTRL_C + CTRL_C)
-        screen.expect(f"Experiment {id} is PAUSED.")
-        assert screen.end() == 0
-
-
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A lab with one experiment that runs for as long as these tests, which watch it and leave it alone."""

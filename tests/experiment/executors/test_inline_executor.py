@@ -38,10 +38,10 @@ def test_trial_is_trained_in_this_process(runs: Runs) -> None:
 
 def test_process_is_as_before(runs: Runs) -> None:
     runs.write(TRIAL)
-    main = sys.modules["__main__"]
-    before = dict(os.environ), os.getcwd(), list(sys.argv), list(sys.path), main.__file__
+    main = vars(sys.modules["__main__"])
+    before = dict(os.environ), os.getcwd(), list(sys.argv), list(sys.path), main.get("__file__")
     run(runs, runs.trial())
-    assert (dict(os.environ), os.getcwd(), list(sys.argv), list(sys.path), main.__file__) == before
+    assert (dict(os.environ), os.getcwd(), list(sys.argv), list(sys.path), main.get("__file__")) == before
     assert "model_def" not in sys.modules
 
 

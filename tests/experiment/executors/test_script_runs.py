@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import select
 import signal
 import stat
@@ -127,6 +128,18 @@ def test_variables_of_a_training_that_the_runner_is_part_of_stay_out(own_runs: R
     variables = json.loads(own_runs.text(spec))
     assert not theirs.keys() & variables.keys()
     assert variables["OTHER"] == "1"
+
+
+def test_relative_home_folder_is_that_of_the_runner(
+    own_runs: Runs, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with LocalExecutor({**environment(own_runs.folder), "DET_HOME": "records"}) as executor:
+        own_runs.executor = executor
+        spec = own_runs.spec("echo $DET_HOME")
+        del spec.environment["DET_HOME"]
+        own_runs.run(spec)
+    assert own_runs.text(spec) == f"{tmp_path / 'records'}\n"
 
 
 @pytest.mark.parametrize(("gpus", "shown"), [([], ""), ([2], "2"), ([0, 3], "0,3")])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pathlib
 import shlex
 import sys
 from collections.abc import Mapping
 
-from determined._home import RUN_FOLDER_VARIABLE
+from determined._home import HOME_VARIABLE, RUN_FOLDER_VARIABLE
 from determined._info import ClusterInfo, TrialInfo
 from determined.experiment.executors._spec import RunSpec
 from determined.launch._command import MODULE
@@ -30,7 +31,10 @@ def base_environment(variables: Mapping[str, str]) -> dict[str, str]:
     trial = TrialInfo(trial_id=0, experiment_id=0, trial_seed=0, hparams={}, _config={})
     left_out = _OF_ONE_TRAINING | ClusterInfo(trial=trial, latest_checkpoint="any").to_environment().keys()
     is_shared = {name: name not in left_out and not name.startswith("TORCHELASTIC_") for name in variables}
-    return {name: value for name, value in variables.items() if is_shared[name]}
+    base = {name: value for name, value in variables.items() if is_shared[name]}
+    if chosen := base.get(HOME_VARIABLE):  # one for all, wherever a run is
+        base[HOME_VARIABLE] = str(pathlib.Path(chosen).expanduser().absolute())
+    return base
 
 
 def run_environment(base: Mapping[str, str], spec: RunSpec) -> dict[str, str]:
