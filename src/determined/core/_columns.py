@@ -60,6 +60,11 @@ class BatchColumns(Sequence[Mapping[str, Any]]):
             yield {name: values[i] for name, values in self.columns.items() if values[i] is not MISSING}
 
 
+def are_floats(values: Sequence[Any]) -> bool:
+    """Say whether all values are Python floats, as those of nearly all metrics are."""
+    return {*map(type, values)} == {float}
+
+
 def as_float(value: Any) -> float:
     """Return a number as a float; one beyond the largest is infinite."""
     try:

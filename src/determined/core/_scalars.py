@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from determined import tensorboard
-from determined.core._columns import BatchColumns, as_float
+from determined.core._columns import BatchColumns, are_floats, as_float
 from determined.core._outbox import Outbox
 from determined.core._recording import Recording, now
 
@@ -114,7 +114,7 @@ class ScalarLog:
 
     def _write_curve(self, name: str, values: Sequence[Any], steps: Any, times: Any) -> None:
         """Write the numbers of a column; what is no number has no curve."""
-        if not all(type(value) is float for value in values):
+        if not are_floats(values):
             chosen = [i for i, value in enumerate(values) if isinstance(value, Real)]
             values, steps, times = [as_float(values[i]) for i in chosen], steps[chosen], times[chosen]
         self.file.add_scalars(name, steps, np.array(values, np.float64), times)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import os
 import random
 import signal
@@ -11,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, get_worker_info
+from torch import Tensor
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, TensorDataset, default_collate, get_worker_info
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from determined.pytorch import _rng, samplers
@@ -229,7 +232,10 @@ def batches_of(loader: Any) -> Iterator[Any]:
     """
     direct = type(loader) is TorchDataLoader and isinstance(loader.batch_sampler, OrderedBatches)
     if direct and loader.num_workers == 0 and not loader.pin_memory:
-        return _collated(loader.dataset, loader.batch_sampler, loader.collate_fn)
+        collate = _collate if loader.collate_fn is default_collate else loader.collate_fn
+        if collate is _collate and _holds_rows(loader.dataset):
+            return _gathered(loader.dataset, loader.batch_sampler)
+        return _collated(loader.dataset, loader.batch_sampler, collate)
     return iter(loader)
 
 
@@ -240,6 +246,31 @@ def _collated(dataset: Any, batches: Iterable[list[Any]], collate: Callable[[Any
     else:
         for indices in batches:
             yield collate([dataset[i] for i in indices])
+
+
+def _collate(samples: Any) -> Any:
+    """Return what torch's `default_collate` makes of samples; for tuples of tensors in a fraction of its time."""
+    if {*map(type, samples)} == {tuple} and {*map(type, itertools.chain(*samples))} == {Tensor}:
+        with contextlib.suppress(ValueError):  # of unequal lengths
+            return [torch.stack(column) for column in zip(*samples, strict=True)]
+    return default_collate(samples)
+
+
+def _holds_rows(dataset: Any) -> bool:
+    """Say whether samples are rows of plain tensors in host memory, from which whole batches can be taken at once."""
+    return type(dataset) is TensorDataset and all(
+        type(tensor) is Tensor and tensor.is_cpu and tensor.is_contiguous() and not tensor.requires_grad
+        for tensor in dataset.tensors
+    )
+
+
+def _gathered(dataset: TensorDataset, batches: Iterable[list[Any]]) -> Iterator[Any]:
+    for indices in batches:
+        if {*map(type, indices)} == {int}:
+            rows = torch.tensor(indices)
+            yield [tensor[rows] for tensor in dataset.tensors]
+        else:  # of a sampler that has its own idea of an index
+            yield _collate([dataset[i] for i in indices])
 
 
 class KeyedDataset(Dataset[Any]):

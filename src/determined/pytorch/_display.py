@@ -195,7 +195,7 @@ class Bar(Display):
         self._began_at = self._progress.batches_trained
         self._bar = ProgressBar(total=self._total, width=30)
         console = Console(file=cast(TextIO, output), force_terminal=True)
-        self._live = Live(self, console=console, refresh_per_second=4, transient=False)
+        self._live = Live(self, console=console, refresh_per_second=2, transient=False)
 
     def __enter__(self) -> Bar:
         self._live.__enter__()

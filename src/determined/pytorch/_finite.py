@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from determined.core._columns import BatchColumns
+from determined.core._columns import BatchColumns, are_floats
 
 logger = logging.getLogger("determined.pytorch")
 
@@ -22,10 +22,11 @@ class FiniteWatch:
         """Look at the training metrics of the batches that end with number `last_batch`."""
         first = last_batch - len(batches) + 1
         for name, values in batches.columns.items():
-            if name not in self._told:
-                bad = next((i for i, value in enumerate(values) if _is_bad(value)), None)
-                if bad is not None:
-                    self._tell("training", name, values[bad], first + bad)
+            if name in self._told or _are_finite(values):
+                continue
+            bad = next((i for i, value in enumerate(values) if _is_bad(value)), None)
+            if bad is not None:
+                self._tell("training", name, values[bad], first + bad)
 
     def look(self, kind: str, metrics: Mapping[str, Any], batch: int) -> None:
         """Look at the metrics of a validation, or of a window of training, after a number of batches."""
@@ -43,6 +44,11 @@ class FiniteWatch:
             value,
             batch,
         )
+
+
+def _are_finite(values: Sequence[Any]) -> bool:
+    """Say whether a sum, which takes a fraction of the time of a look at each, shows that all values are finite."""
+    return are_floats(values) and math.isfinite(sum(values))
 
 
 def _is_bad(value: Any) -> bool:

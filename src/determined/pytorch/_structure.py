@@ -102,7 +102,23 @@ def to_device(data: Any, device: torch.device | str | int, warned_types: set[typ
 
 def mover(device: torch.device, warned_types: set[type]) -> Callable[[Any], Any]:
     """Return `to_device` for one device, as a function of the batch alone: the training loop's short cut."""
-    return functools.partial(_move, device=device, warned=warned_types)
+    move = functools.partial(_move, device=device, warned=warned_types)
+    return _unless_in_host_memory(move) if device.type == "cpu" else move
+
+
+def _unless_in_host_memory(move: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function that leaves a sequence of nothing but tensors in host memory alone, and moves other data."""
+
+    def moved(batch: Any) -> Any:
+        if type(batch) is list or type(batch) is tuple:
+            for value in batch:
+                if type(value) is not Tensor or not value.is_cpu:
+                    break
+            else:
+                return batch
+        return move(batch)
+
+    return moved
 
 
 def _move(data: Any, device: torch.device, warned: set[type]) -> Any:
