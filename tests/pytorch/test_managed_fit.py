@@ -13,7 +13,9 @@ import determined as det
 from determined import pytorch, tracking
 from determined._home import home
 from determined.pytorch import Batch
-from trials import fit, latest_checkpoint, records, saved_at, scripted, steps_of
+from trials import fit, latest_checkpoint, line_data, records, saved_at, scripted, steps_of
+
+VALIDATION = line_data(8).tensors
 
 
 @pytest.fixture
@@ -81,11 +83,22 @@ def test_managed_run_reports_into_the_record_of_its_runner(managed: Callable[...
 
 
 def test_managed_run_resumes_from_the_checkpoint_it_is_told(managed: Callable[..., None]) -> None:
-    fit(max_length=Batch(2))
+    managed({"searcher": {"max_length": 5}})
+    managed_fit(max_length=Batch(2))
+    assert managed_fit(latest_checkpoint=latest_checkpoint()).seen[0] == (0, 2)
+
+
+def test_managed_run_takes_only_the_weights_of_another_trial(managed: Callable[..., None]) -> None:
+    source = fit(max_length=Batch(2))
     managed({"searcher": {"max_length": 5}}, latest_checkpoint=latest_checkpoint())
     info = det.get_cluster_info()
     assert info is not None
-    assert managed_fit(latest_checkpoint=info.latest_checkpoint).seen[0] == (0, 2)
+    trial = managed_fit(latest_checkpoint=info.latest_checkpoint, step_zero_validation=True)
+    assert trial.seen[0] == (0, 0)
+    first = records().metrics(2, "validation")[0]
+    assert first.steps_completed == 0
+    expected = torch.nn.functional.mse_loss(source.model(VALIDATION[0]), VALIDATION[1]).item()
+    assert first.metrics["validation_loss"] == pytest.approx(expected)
 
 
 def test_managed_best_is_the_best_of_the_whole_experiment(managed: Callable[..., None]) -> None:
