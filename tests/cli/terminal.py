@@ -75,7 +75,9 @@ def terminal(home: pathlib.Path, *arguments: object, rows: int = 30, columns: in
     """Run `det` in a terminal; it is killed at the end."""
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    environment = {**os.environ, "DET_HOME": str(home), "TERM": "xterm", "PYTHONIOENCODING": "utf-8"}
+    # A readline somewhere above leaves the size of its own terminal behind, which would be believed.
+    inherited = {name: value for name, value in os.environ.items() if name not in ("LINES", "COLUMNS")}
+    environment = {**inherited, "DET_HOME": str(home), "TERM": "xterm", "PYTHONIOENCODING": "utf-8"}
     process = subprocess.Popen(
         [sys.executable, "-c", _LAUNCH, *map(str, arguments)],
         stdin=slave,

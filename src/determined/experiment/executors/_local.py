@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from determined import errors
 from determined.experiment.executors._ends import end_of_earlier, end_without_keeper
 from determined.experiment.executors._environment import base_environment, run_environment, shared_environment
+from determined.experiment.executors._libraries import libraries_of
 from determined.experiment.executors._processes import Identity
 from determined.experiment.executors._spec import Ended, EndReason, RunSpec
 from determined.experiment.executors._warm import WarmProcess
@@ -144,7 +145,7 @@ class LocalExecutor:
         link, theirs = socket.socketpair()
         try:
             with theirs:
-                server = self._have_forked(theirs, spec.is_class, shared_environment(environment))
+                server = self._have_forked(theirs, spec, shared_environment(environment))
         except OSError as error:
             link.close()
             self._over.append(Ended.of(spec, EndReason.NOT_STARTED, f"no process can be started: {error}"))
@@ -153,14 +154,14 @@ class LocalExecutor:
         self._events.register(link, selectors.EVENT_READ, lambda: self._hear(run))
         run.tell({"spec": spec.to_json(), "environment": environment, "server": server.token})
 
-    def _have_forked(self, link: socket.socket, of_class: bool, environment: dict[str, str]) -> WarmProcess:
+    def _have_forked(self, link: socket.socket, spec: RunSpec, environment: dict[str, str]) -> WarmProcess:
         while True:
             if self._server is None or self._server.environment != environment:
                 self._let_go_of_server()
-                self._server = server = WarmProcess(environment)
+                self._server = server = WarmProcess(environment, libraries_of(spec.code))
                 self._events.register(server.control, selectors.EVENT_READ, self._let_go_of_server)
             try:
-                self._server.fork_keeper(link, of_class=of_class)
+                self._server.fork_keeper(link, of_class=spec.is_class)
             except ConnectionError:  # it was killed
                 self._let_go_of_server()
             else:

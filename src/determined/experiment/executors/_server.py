@@ -1,4 +1,4 @@
-"""The warm process: fork the keepers of runs, with torch and this library already imported.
+"""The warm process: fork the keepers of runs, with torch, this library and some that the program needs imported.
 
 It never imports a user's module, never touches CUDA, and runs no threads, so that what is forked from it is as good as
 started anew. Keepers go on without it.
@@ -6,6 +6,7 @@ started anew. Keepers go on without it.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -16,6 +17,7 @@ import socket
 import sys
 import traceback
 import weakref
+from collections.abc import Sequence
 
 from determined.experiment.executors._keeping import keep
 from determined.experiment.executors._processes import adopt_orphans, call_this, children
@@ -36,8 +38,9 @@ _HUNTING = 0.05
 class Server:
     """Forks a keeper for each request, until nobody can send any more and all keepers have ended."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, libraries: Sequence[str]) -> None:
         self._control = control
+        self._libraries = libraries
         self._events = selectors.DefaultSelector()
         self._events.register(control, selectors.EVENT_READ, self._on_request)
         woken = woken_by(signal.SIGCHLD)
@@ -63,7 +66,7 @@ class Server:
             return
         if kind == CLASS and not self._has_tried:
             self._has_tried = True
-            _warm_up()
+            _warm_up(self._libraries)
         self._fork(socket.socket(fileno=fds[0]))
 
     def _fork(self, link: socket.socket) -> None:
@@ -111,13 +114,16 @@ class Server:
         self._hunts = bool(orphans)
 
 
-def _warm_up() -> None:
+def _warm_up(libraries: Sequence[str]) -> None:
     """Import what trials need. Where that fails, each trial is started anew and shows the reason in its output."""
     for name in PRELOADED:
         try:
             importlib.import_module(name)
         except Exception:  # not all libraries have to be there
             traceback.print_exc()
+    for name in libraries:
+        with contextlib.suppress(Exception):  # not there, no module, or broken: the trial will show it
+            importlib.import_module(name)
     if PRELOADED[0] in sys.modules:
         from determined.pytorch._code import take_for_libraries
 
@@ -134,5 +140,5 @@ def main() -> None:
     sys.path[:] = [entry for entry in sys.path if entry]  # not this process's working folder
     call_this("det-warm")
     adopt_orphans()
-    Server(socket.socket(fileno=int(sys.argv[-1]))).run()
+    Server(socket.socket(fileno=int(sys.argv[-1])), sys.argv[2:-1]).run()
     os._exit(0)  # there is nothing to take apart that would not go with the process

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from determined.experiment.executors._environment import SERVER_VARIABLE
 from determined.experiment.executors._server import CLASS, SCRIPT
@@ -26,7 +26,7 @@ _NO_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 class WarmProcess:
     """A process that forks keepers. It ends by itself when this one does, or lets go of it."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], libraries: Sequence[str] = ()) -> None:
         self.environment = dict(environment)
         """With which libraries were loaded there."""
         self.token = uuid.uuid4().hex
@@ -35,7 +35,7 @@ class WarmProcess:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-c", _PROGRAM, _LIBRARY, str(theirs.fileno())],
+                [sys.executable, "-u", "-c", _PROGRAM, _LIBRARY, *libraries, str(theirs.fileno())],
                 env={**self.environment, **_NO_CUDA, SERVER_VARIABLE: self.token},
                 cwd="/",
                 stdin=subprocess.DEVNULL,
