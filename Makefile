@@ -55,6 +55,8 @@ torture: $(INSTALLED)
 	for ranks in 2 4; do $(BIN)/python tests/torture/rank_kills.py --kills 40 --ranks $$ranks || exit 1; done
 	$(BIN)/python tests/torture/experiment_kills.py --kills 50
 	$(BIN)/python tests/torture/many_trials.py
+	$(BIN)/python tests/torture/writers.py
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --hypothesis-profile=torture tests/experiment/config/test_config_fuzz.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

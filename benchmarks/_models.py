@@ -128,7 +128,7 @@ def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 WORKS = [
-    Work("tiny MLP", mlp, points, nn.functional.cross_entropy, 64, 1000),
-    Work("small GPT", SmallGpt, tokens, token_loss, 8, 100, torch.bfloat16),
-    Work("ResNet-50", resnet50, images, nn.functional.cross_entropy, 64, 40, torch.bfloat16),
+    Work("tiny MLP", mlp, points, nn.functional.cross_entropy, 64, 3000),
+    Work("small GPT", SmallGpt, tokens, token_loss, 8, 300, torch.bfloat16),
+    Work("ResNet-50", resnet50, images, nn.functional.cross_entropy, 64, 100, torch.bfloat16),
 ]

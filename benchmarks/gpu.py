@@ -88,6 +88,7 @@ class Trial(pytorch.PyTorchTrial):
         self.context = context
         self.work = work
         self.timed = timed
+        context.get_experiment_id()  # waits for the record, which is opened once, not with each batch
         torch.manual_seed(1)
         self.model: nn.Module = context.wrap_model(work.make_model())
         self.optimizer = context.wrap_optimizer(torch.optim.AdamW(self.model.parameters(), fused=True))

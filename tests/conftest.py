@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from hosts import Hosts, connected
 
@@ -18,6 +19,10 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 
 # What a launcher or a runner would tell a training process.
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+settings.register_profile("suite", deadline=None)  # a loaded machine is no reason to fail
+settings.register_profile("torture", deadline=1000, max_examples=10_000)
+settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import socket
 
 import pytest
 
 from determined import errors
 from determined.experiment import control
 from determined.experiment._ranking import best_checkpoints, best_trial, ranked_trials, scores
-from determined.tracking import Catalog, Ledger, Registry, RunState
+from determined.tracking import Catalog, Ledger, Registry, RunProcess, RunState
 from told import KEEP_ALL, KEEP_NONE, Workshop, losses, settings
 
 
@@ -44,6 +46,20 @@ def test_the_best_checkpoints_of_an_experiment_stay(workshop: Workshop) -> None:
     id = workshop.run(two_trials(save_experiment_best=2, save_trial_best=0, save_trial_latest=0))
     kept = [one for one in workshop.records.checkpoints(id) if pathlib.Path(one.path).exists()]
     assert sorted((one.trial_id, one.steps_completed) for one in kept) == [(2, 2), (2, 3)]
+
+
+def test_what_a_killed_runner_left_goes_at_the_end_of_a_later_experiment(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("determined.experiment._drive.conclude", lambda *_: None)
+        id = workshop.run(settings(hyperparameters=losses(3, 1, 2, 4)))
+    assert workshop.kept(id) == [1, 2, 3, 4]
+    with Ledger.open(workshop.home.database, id) as ledger:
+        ledger.claim(RunProcess(pid=os.getpid(), started=1.0, host=socket.gethostname()))
+        workshop.run(settings(1))
+        assert workshop.kept(id) == [2, 4]
+        assert ledger.runner() is None
 
 
 def test_larger_can_be_better(workshop: Workshop) -> None:

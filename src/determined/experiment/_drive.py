@@ -45,6 +45,7 @@ def drive(experiment_id: int, at: Home | None = None, executor: Executor | None 
         state = _run(config, ledger, place, executor)
         if state.is_final:
             _tidy_up(experiment_id, config, place)
+    _tidy_up_after_others(place)
     return state
 
 
@@ -67,6 +68,20 @@ def _tidy_up(experiment_id: int, config: configs.ExperimentConfig, place: Home) 
     except (errors.TrackingException, errors.StorageException, OSError) as error:
         # The experiment is done and on record; what stays too long is no reason to call it failed.
         logger.warning("not all that need not stay could be deleted: %s", error)
+
+
+def _tidy_up_after_others(place: Home) -> None:
+    """Do what runners of this machine did not come to, because they were killed after the end of their experiments."""
+    for left in Records(place.database).experiments(include_archived=True):
+        if left.state.is_final and left.runner is not None and left.runner.is_gone:
+            with Ledger.open(place.database, left.id) as ledger:
+                try:
+                    config = configs.from_map(left.config or {})
+                    ledger.claim()
+                except (errors.InvalidConfig, errors.TrackingException):
+                    continue  # this version cannot do it, or another runner does
+                _tidy_up(left.id, config, place)
+                ledger.release()
 
 
 def start(experiment_id: int, at: Home | None = None, slots: int | None = None) -> int:

@@ -1,11 +1,15 @@
-"""Any text and any map is either a config, which reads back as itself, or refused with InvalidConfig: nothing else."""
+"""Any text and any map is either a config, which reads back as itself, or refused with InvalidConfig: nothing else.
+
+With `--hypothesis-profile=torture` these are some 100,000, none of which may take a second.
+"""
 
 from __future__ import annotations
 
 import copy
 import json
 import pathlib
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,8 +20,11 @@ from hypothesis import strategies as st
 from determined.errors import InvalidConfig
 from determined.experiment.config import ExperimentConfig, from_map, load, parse
 
-# A loaded machine is no reason to fail.
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+LARGEST_GROWTH = 200 << 10
+"""Kilobytes by which reading configs may let this process grow."""
+
+unhurried = settings(suppress_health_check=[HealthCheck.too_slow])
+often = settings(unhurried, max_examples=3 * settings.default.max_examples)
 
 GOOD = """\
 name: digits
@@ -132,7 +139,7 @@ def test_any_map_with_a_searcher(tree: dict[str, Any], searcher: Any) -> None:
 
 
 @given(st.data())
-@settings(unhurried, max_examples=300)
+@often
 def test_good_config_with_other_values(data: st.DataObject) -> None:
     tree = yaml.safe_load(GOOD)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -143,7 +150,7 @@ def test_good_config_with_other_values(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(unhurried, max_examples=200)
+@often
 def test_good_text_with_other_signs(data: st.DataObject) -> None:
     text = GOOD
     for _ in range(data.draw(st.integers(1, 3))):
@@ -186,3 +193,10 @@ def change(tree: Any, data: st.DataObject) -> None:
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def bounded_memory() -> Iterator[None]:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < LARGEST_GROWTH

@@ -1,0 +1,14 @@
+"""A short run of the writing that `make torture` does for five minutes."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+
+def test_all_that_many_writers_are_told_is_stored_is_stored() -> None:
+    program = pathlib.Path(__file__).with_name("writers.py")
+    command = [sys.executable, str(program), "--seconds", "3", "--rate", "2000"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert "by 8 writers: 0 failed, 0 trials with other reports" in done.stdout, done.stdout + done.stderr
