@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
 
 class Block(nn.Module):
     """A transformer block with causal attention."""
@@ -99,6 +101,11 @@ class Work:
     batches: int
     dtype: torch.dtype | None = None
 
+    def loss_of(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of a batch."""
+        with torch.autocast(DEVICE.type, self.dtype, enabled=self.dtype is not None):
+            return self.loss(model(inputs), targets)
+
 
 class Samples(TensorDataset):
     """Tensors whose samples are taken a batch at a time, so that loading takes next to no time."""
@@ -128,7 +135,7 @@ def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 WORKS = [
-    Work("tiny MLP", mlp, points, nn.functional.cross_entropy, 64, 3000),
-    Work("small GPT", SmallGpt, tokens, token_loss, 8, 300, torch.bfloat16),
-    Work("ResNet-50", resnet50, images, nn.functional.cross_entropy, 64, 100, torch.bfloat16),
+    Work("tiny MLP", mlp, points, nn.functional.cross_entropy, 64, 2000),
+    Work("small GPT", SmallGpt, tokens, token_loss, 8, 200, torch.bfloat16),
+    Work("ResNet-50", resnet50, images, nn.functional.cross_entropy, 64, 60, torch.bfloat16),
 ]

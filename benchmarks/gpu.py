@@ -1,17 +1,18 @@
-"""How fast a GPU trains with us, against a plain loop on the same work.
+"""How fast a GPU trains with us, against a plain loop and other libraries that are installed, on the same work.
 
-Three models: a tiny MLP, for which the GPU waits for Python; a small GPT; a ResNet-50. Both loops alternate in one
-process, on the same data from the same kind of loader, with fused AdamW. The plain loop never waits for the GPU but to
-read its losses every 100 batches; ours does the same, and records, and writes TensorBoard files. Timed are the
-batches from the first quarter of a turn to its end, with the GPU at rest at both.
+Three models: a tiny MLP, for which the GPU waits for Python; a small GPT; a ResNet-50. All alternate in one process, on
+the same data from the same kind of loader, with fused AdamW. The plain loop never waits for the GPU but to read its
+losses every 100 batches; ours does the same, and records, and writes TensorBoard files; other libraries log nothing.
+Timed are the batches from the first quarter of a turn to its end, with the GPU at rest at both.
 
-    python benchmarks/gpu.py [--rounds 5] [--only MLP] [--trace FOLDER]
+    python benchmarks/gpu.py [--rounds 5] [--only MLP] [--without-peers] [--trace FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -24,8 +25,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from _models import WORKS, Work
-from _timing import Watch
+from _gpu_peers import PEERS
+from _models import DEVICE, WORKS, Work
+from _timing import TimedBatches
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -33,42 +35,20 @@ from determined import pytorch
 
 REPORT_EVERY = 100
 STEP = "step"
-PROFILED = 30
-
-
-class TimedBatches:
-    """Hands on batches, and times a turn by when it is asked for them; a profiler sees the last of them."""
-
-    def __init__(self, batches: int, profiler: torch.profiler.profile | None = None) -> None:
-        self.watch = Watch(batches)
-        self._count = 0
-        self._changes = {} if profiler is None else {batches - PROFILED: profiler.start, batches - 1: profiler.stop}
-
-    def collate(self, batch: Any) -> Any:
-        self.watch.tick(self._count)
-        self._changes.get(self._count, lambda: None)()
-        self._count += 1
-        return batch
-
-
-def autocast(work: Work) -> Any:
-    return torch.autocast("cuda", work.dtype) if work.dtype is not None else contextlib.nullcontext()
 
 
 def train_plainly(work: Work, profiler: torch.profiler.profile | None = None) -> float:
-    device = torch.device("cuda")
     torch.manual_seed(1)
-    model = work.make_model().to(device)
+    model = work.make_model().to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     timed = TimedBatches(work.batches, profiler)
     loader = DataLoader(work.make_data(), work.batch_size, shuffle=True, drop_last=True, collate_fn=timed.collate)
     done, losses = 0, []
     while done < work.batches:
         for inputs, targets in loader:
-            inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+            inputs, targets = inputs.to(DEVICE, non_blocking=True), targets.to(DEVICE, non_blocking=True)
             with torch.profiler.record_function(STEP):
-                with autocast(work):
-                    loss = work.loss(model(inputs), targets)
+                loss = work.loss_of(model, inputs, targets)
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -100,20 +80,15 @@ class Trial(pytorch.PyTorchTrial):
     def build_validation_data_loader(self) -> pytorch.DataLoader:
         return pytorch.DataLoader(self.work.make_data(), 1, sampler=[0], collate_fn=lambda batch: batch)
 
-    def loss(self, batch: Any) -> torch.Tensor:
-        inputs, targets = batch
-        with autocast(self.work):
-            return self.work.loss(self.model(inputs), targets)
-
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         with torch.profiler.record_function(STEP):
-            loss = self.loss(batch)
+            loss = self.work.loss_of(self.model, *batch)
             self.context.backward(loss)
             self.context.step_optimizer(self.optimizer)
         return {"loss": loss}
 
     def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        return {"validation_loss": self.loss(batch)}
+        return {"validation_loss": self.work.loss_of(self.model, *batch)}
 
 
 def train_with_us(work: Work, profiler: torch.profiler.profile | None = None, **optimizations: Any) -> float:
@@ -132,18 +107,20 @@ def train_with_us(work: Work, profiler: torch.profiler.profile | None = None, **
     return timed.watch.seconds
 
 
-CONTENDERS: dict[str, Callable[[Work], float]] = {
+Contenders = dict[str, Callable[[Work], float]]
+
+OURS: Contenders = {
     "plain loop": train_plainly,
     "Resolute": train_with_us,
     "Resolute, CUDA graphs": functools.partial(train_with_us, cuda_graphs=True),
 }
 
 
-def compare(work: Work, rounds: int) -> None:
-    times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+def compare(work: Work, contenders: Contenders, rounds: int) -> None:
+    times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(rounds + 1):
         # In turn from both ends, so that a machine that gets slower does not favour anybody.
-        for name, train in list(CONTENDERS.items())[:: 1 if turn % 2 else -1]:
+        for name, train in list(contenders.items())[:: 1 if turn % 2 else -1]:
             seconds = train(work)
             if turn:  # the first sets up what the others use
                 times[name].append(seconds)
@@ -152,7 +129,7 @@ def compare(work: Work, rounds: int) -> None:
         ratios = sorted(own / reference for own, reference in zip(its, plain, strict=True))
         spread = ", ".join(f"{ratio:.3f}" for ratio in ratios)
         time, ratio = statistics.median(its) * 1e6, statistics.median(ratios)
-        print(f"  {name:22} {time:9.0f} us a batch, ratio {ratio:.3f} ({spread})", flush=True)
+        print(f"  {name:24} {time:9.0f} us a batch, ratio {ratio:.3f} ({spread})", flush=True)
 
 
 def trace(work: Work, folder: pathlib.Path) -> None:
@@ -180,11 +157,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="part of a model's name")
     parser.add_argument("--trace", type=pathlib.Path, help="write traces of torch's profiler to this folder instead")
+    parser.add_argument("--without-peers", action="store_true", help="only the plain loop and ours")
+    parser.add_argument("--batches", type=int, help="of a turn, whatever the model")
+    parser.add_argument("--cpu", action="store_true", help="where there is no GPU, to try this script")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
+    if DEVICE.type != "cuda" and not arguments.cpu:
         print("benchmarks/gpu.py needs a CUDA GPU; there is none here.")
         return 0
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, median of {arguments.rounds} interleaved rounds")
+    name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
+    print(f"{name}, torch {torch.__version__}, median of {arguments.rounds} interleaved rounds")
+    contenders = OURS if arguments.without_peers else OURS | PEERS
     torch.set_num_threads(1)  # others would spin while they wait for the next batch, and disturb both loops
     with tempfile.TemporaryDirectory() as home:
         os.environ |= {"DET_HOME": home, "DET_PROGRESS": "0"}
@@ -192,10 +174,11 @@ def main() -> int:
             if arguments.only.lower() not in work.name.lower():
                 continue
             print(work.name)
+            chosen = dataclasses.replace(work, batches=arguments.batches or work.batches)
             if arguments.trace:
-                trace(work, arguments.trace)
+                trace(chosen, arguments.trace)
             else:
-                compare(work, arguments.rounds)
+                compare(chosen, contenders, arguments.rounds)
     return 0
 
 

@@ -44,6 +44,17 @@ def test_a_benchmark_tells_how_to_run_it(
     assert f"python benchmarks/{script}" in capsys.readouterr().out
 
 
+def test_the_benchmark_of_a_gpu_can_be_tried_without_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--cpu", "--only", "MLP", "--batches", "8", "--rounds", "1"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(BENCHMARKS / "gpu.py"), run_name="__main__")
+    assert end.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[1] for line in lines if "us a batch" in line][:2] == ["plain loop", "Resolute"]
+
+
 def test_the_plain_loop_and_ours_do_the_same_work_and_tell_what_it_took(
     peers: ModuleType, tmp_path: pathlib.Path
 ) -> None:
