@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import pathlib
+import random
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -71,6 +73,20 @@ def test_eight_writers_never_wait_in_vain_for_each_other_a_reader_or_the_clearin
     every = 2 * WRITES
     assert sorted(stored) == ([every * WRITERS] if is_shared else [0, *[every] * WRITERS])
     assert long_reader.execute("SELECT count(*) FROM metrics").fetchone() == (0,), "it still sees its own moment"
+
+
+def test_waiting_for_others_takes_no_random_numbers_from_training(
+    database: pathlib.Path, recorder: tracking.Recorder, records: tracking.Records
+) -> None:
+    with closing(sqlite3.connect(database, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        before = random.getstate()
+        release = threading.Timer(0.1, other.execute, ["COMMIT"])
+        release.start()
+        recorder.write([report(1, loss=1.0)])
+        release.join()
+    assert random.getstate() == before
+    assert len(records.metrics(1)) == 1
 
 
 def test_log_that_grew_while_somebody_read_shrinks_afterwards(

@@ -23,6 +23,7 @@ from ._damage import Damage
 
 BUSY_TIMEOUT = 30.0  # seconds that a connection waits for another one's write
 _BETWEEN_ATTEMPTS = 0.0005, 0.003  # seconds
+_random = random.SystemRandom()  # training's random numbers are not ours to draw
 ELSEWHERE = "set DET_HOME to another folder"
 LONGEST_LOG = 4 << 20  # bytes that the write-ahead log keeps once nobody needs more of it
 
@@ -193,7 +194,7 @@ def _when_free(action: Callable[[], object]) -> None:
         except sqlite3.OperationalError as error:
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
-        time.sleep(random.uniform(*_BETWEEN_ATTEMPTS))
+        time.sleep(_random.uniform(*_BETWEEN_ATTEMPTS))
 
 
 @contextlib.contextmanager
