@@ -258,6 +258,26 @@ def test_worker_that_ends_without_goodbye_is_lost(ranks: Ranks) -> None:
     assert started[0].line().startswith("lost 1 its process ended")
 
 
+LAST_WORDS = """
+import os, sys
+sys.setswitchinterval(5)  # other threads get a turn only when this one waits
+line = context.side_line()
+line.start(lambda sender, message: say("message", sender, message), lambda lost, why: say("lost", lost, why))
+context.allgather(rank)
+if rank == 1:
+    line.send({"last": "words"})
+    line.flush(10)
+    os._exit(1)
+hear()
+"""
+
+
+def test_last_words_of_a_process_arrive_before_its_end(ranks: Ranks) -> None:
+    chief, _ = ranks.job(LAST_WORDS, 2)
+    assert chief.line().startswith("message 1 {'last': 'words'}")
+    assert chief.line().startswith("lost 1 its process ended")
+
+
 def test_frozen_worker_is_lost_after_the_silence_and_learns_of_it(ranks: Ranks) -> None:
     started = start(ranks, 3, silence=2.5)
     started[2].signal(signal.SIGSTOP)

@@ -35,6 +35,7 @@ OnLost = Callable[[int, str], None]
 LARGEST_MESSAGE = 1_000_000
 BEAT_SECONDS = 1.0
 PARTING_SECONDS = 2.0
+_FLUSHING = 0.002
 
 
 class SideLine(Protocol):
@@ -52,6 +53,9 @@ class SideLine(Protocol):
 
     def publish(self, message: Message) -> None:
         """Deliver a message to the handlers of all ranks, in the same order everywhere. Only the chief can."""
+
+    def flush(self, seconds: float) -> None:
+        """Wait until all messages are on their way, for so long at most. Not from a handler."""
 
     def close(self) -> None:
         """Send what is waiting, say goodbye and end the thread."""
@@ -139,6 +143,14 @@ class _End:
         """Deliver a message to the chief's handler."""
         self._put(Kind.UP, message)
 
+    def flush(self, seconds: float) -> None:
+        """Wait until all messages are on their way, for so long at most."""
+        deadline = time.monotonic() + seconds
+        while self._thread is not None and self._thread.is_alive() and time.monotonic() < deadline:
+            if not self._queue and not any(peer.outgoing for peer in list(self._peers.values())):
+                return
+            time.sleep(_FLUSHING)
+
     def close(self) -> None:
         """Send what is waiting, say goodbye and end the thread."""
         self._is_closing = True
@@ -206,7 +218,8 @@ class _End:
 
     def _deliver_all(self) -> None:
         while self._queue:
-            self._deliver(*self._queue.popleft())
+            self._deliver(*self._queue[0])
+            self._queue.popleft()  # only now, since `flush` waits for it
 
     def _send_all(self, data: bytes) -> None:
         for peer in self._peers.values():

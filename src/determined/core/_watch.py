@@ -94,6 +94,7 @@ class RankWatch:
             self._gone[failure.rank].wait(_NEWS)
             return failure
         self._line.send({"kind": "failed", "reason": summary_of(error), **_kind_of(error)})
+        self._line.flush(_NEWS)  # else this process may end before its side line has had a turn
         return None
 
     def leave_unasked(self, reason: str, batches: int) -> bool:
