@@ -27,6 +27,8 @@ from determined.tracking import RunState
 
 LR = {"type": "double", "minval": 0.01, "maxval": 0.2}
 MEGA = 1e6
+LONGEST, DIVISOR = 100, 10
+"""Batches of a busy trial, and which part of them decides whether it may go on."""
 
 
 def many(lab: Experiments, trials: int, slots: int) -> None:
@@ -64,8 +66,8 @@ def busy(lab: Experiments, slots: int, seconds: float) -> None:
         "time_metric": "batches",
         "num_rungs": 2,
         "max_trials": 1000,
-        "max_time": 1000,
-        "divisor": 100,
+        "max_time": LONGEST,
+        "divisor": DIVISOR,
         "max_concurrent_trials": slots,
     }
     settings = config(hyperparameters={"lr": LR, "seconds": 0.1}, searcher=searcher, min_checkpoint_period=None)
@@ -80,10 +82,9 @@ def busy(lab: Experiments, slots: int, seconds: float) -> None:
     delays = []
     with lab.ledger(id) as ledger:
         for trial in ledger.trials():
-            if trial.state is RunState.COMPLETED:
-                decisive = next(
-                    report for report in lab.records.metrics(trial.id, "validation") if report.metrics["batches"] >= 10
-                )
+            reports = lab.records.metrics(trial.id, "validation")
+            if trial.state is RunState.COMPLETED and reports[-1].metrics["batches"] < LONGEST:  # it was stopped
+                decisive = next(report for report in reports if report.metrics["batches"] >= LONGEST // DIVISOR)
                 delays.append((ledger.runs(trial.id)[-1].ended or 0.0) - decisive.time)
     print(f"busy trials on {slots} slots: the runner takes {share * 100:.1f} % of a core")
     print(

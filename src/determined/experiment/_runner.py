@@ -153,12 +153,11 @@ class Runner:
 
     def _take_in_validations(self, draft: Draft) -> None:
         searching = self._searching
-        while reports := self._ledger.validations(searching.last_report):
-            for report in reports:
-                trial = self._trials.get(report.trial_id)
-                if trial is not None and not self._ends_for_good:
-                    self._perform(draft, searching.validated(draft, trial.request_id, report))
-                searching.last_report = max(searching.last_report, report.id)
+        for report in self._ledger.new_validations(searching.last_report):
+            trial = self._trials.get(report.trial_id)
+            if trial is not None and not self._ends_for_good:
+                self._perform(draft, searching.validated(draft, trial.request_id, report))
+            searching.last_report = max(searching.last_report, report.id)
 
     def _take_in_end(self, draft: Draft, ended: Ended) -> None:
         trial = self._trials.get(ended.trial_id)

@@ -10,6 +10,17 @@ from ._reading import Reader
 from ._rows import EVENT, REPORT, SNAPSHOT, Row
 from ._turns import SearchEvent, Snapshot, Validation
 
+# Made once, since runners ask often.
+_LATER_VALIDATIONS = (
+    REPORT.select()
+    .where(
+        _schema.metrics.c.experiment_id == sa.bindparam("experiment"),
+        _schema.metrics.c.number > sa.bindparam("after", type_=sa.BigInteger),
+    )
+    .order_by(_schema.metrics.c.number)
+    .limit(sa.bindparam("most", type_=sa.BigInteger))
+)
+
 
 def events(connection: sa.Connection, experiment_id: int, after: int) -> list[SearchEvent]:
     """Return the events of a search with numbers above another, all of them."""
@@ -49,9 +60,8 @@ def snapshot(connection: sa.Connection, experiment_id: int) -> Snapshot | None:
 
 def validations(connection: sa.Connection, experiment_id: int, after: int, limit: int) -> list[Validation]:
     """Return the validations of an experiment with numbers above another, the first ones."""
-    columns = _schema.metrics.c
-    query = REPORT.select().where(columns.experiment_id == experiment_id, columns.number > after)
-    rows = [REPORT.read(row) for row in connection.execute(query.order_by(columns.number).limit(limit))]
+    which = {"experiment": experiment_id, "after": after, "most": limit}
+    rows = [REPORT.read(row) for row in connection.execute(_LATER_VALIDATIONS, which)]
     last = _tally(connection, _tallies.VALIDATIONS, experiment_id).count
     _require_all(_tallies.VALIDATIONS, experiment_id, rows, range(after + 1, min(after + limit, last) + 1))
     _require_seals(connection, [row for row in rows if not row.is_sealed])

@@ -45,6 +45,8 @@ from ._turns import (
 )
 from ._views import searched_by
 
+_AT_ONCE = 1000
+
 
 class Ledger:
     """Reads and writes one driven experiment, for its runner and for those who control it. Any thread may use it.
@@ -114,7 +116,7 @@ class Ledger:
         with self._reading() as connection:
             return _driven_reading.snapshot(connection, self.experiment_id)
 
-    def validations(self, after_id: int = 0, limit: int = 1000) -> list[Validation]:
+    def validations(self, after_id: int = 0, limit: int = _AT_ONCE) -> list[Validation]:
         """Return the first validation reports of the experiment's trials with ids above `after_id`.
 
         Whoever passes the last id that it got sees each report once, whatever writes at the same time. Reports that a
@@ -122,6 +124,15 @@ class Ledger:
         """
         with self._reading() as connection:
             return _driven_reading.validations(connection, self.experiment_id, after_id, limit)
+
+    def new_validations(self, after_id: int = 0) -> Iterator[Validation]:
+        """Yield all validation reports with ids above `after_id`, in their order."""
+        while True:
+            found = self.validations(after_id)
+            yield from found
+            if len(found) < _AT_ONCE:
+                return
+            after_id = found[-1].id
 
     def best(self) -> Validation | None:
         """Return the best validation by the metric that the search goes by, if there is one.

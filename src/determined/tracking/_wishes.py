@@ -16,15 +16,17 @@ from ._turns import KEEP, Control, Desired, Keep, Wish
 
 _EXPERIMENTS, _TRIALS = _schema.experiments.c, _schema.trials.c
 _ENDS = (Desired.CANCELED, Desired.KILLED)
+# Made once, since runners ask often.
+_OF_EXPERIMENT = EXPERIMENT.select().where(_EXPERIMENTS.id == sa.bindparam("experiment"))
+# Not in order: SQLite would rather look through all trials than sort a few.
+_WISHED = TRIAL.select().where(_TRIALS.experiment_id == sa.bindparam("experiment"), _TRIALS.wish.is_not(None))
 
 
 def control(connection: sa.Connection, experiment_id: int) -> Control:
     """Return what is wanted of an experiment."""
-    rows = connection.execute(EXPERIMENT.select().where(_EXPERIMENTS.id == experiment_id)).all()
-    experiment = _one(experiment_id, [EXPERIMENT.read(row) for row in rows])
-    wished = TRIAL.select().where(_TRIALS.experiment_id == experiment_id, _TRIALS.wish.is_not(None))
-    # Not in order: SQLite would rather look through all trials than sort a few.
-    trials = [TRIAL.read(row) for row in connection.execute(wished)]
+    which = {"experiment": experiment_id}
+    experiment = _one(experiment_id, [EXPERIMENT.read(row) for row in connection.execute(_OF_EXPERIMENT, which)])
+    trials = [TRIAL.read(row) for row in connection.execute(_WISHED, which)]
     return Control(
         desired=_desired(experiment),
         state=_runs.state_of(RunState, experiment),

@@ -101,11 +101,9 @@ class Watch:
 
     def _read(self) -> list[tracking.Validation]:
         """Read what has changed, and return the validations that are new."""
-        news: list[tracking.Validation] = []
-        while reports := self._ledger.validations(self._last_report):
-            self._last_report = reports[-1].id
-            news += reports
+        news = list(self._ledger.new_validations(self._last_report))
         for report in news:
+            self._last_report = report.id
             self._note(report)
         self._entries = self._ledger.trials()
         if news:
