@@ -419,7 +419,7 @@ WHOLE = [
     Bad("- searcher:", 1, "", "an experiment config is a map of keys and values. Write at least searcher: {name"),
     Bad("# searcher: all is comment", None, "", "it is empty"),
     Bad("name: a\nsearcher: \x07", 2, "", "it has the character U+0007"),
-    Bad(f"searcher: {'[' * 100_000}", 1, "", "brackets within more than 50 brackets, at column"),
+    Bad(f"searcher: {'[' * 90_000}", 1, "", "brackets within more than 50 brackets, at column"),
     Bad("&a {<<: *a, searcher: 1}", None, "", "it is nested too deep"),
 ]
 ALL = [*TYPES, *KEYS, *SEARCHERS, *LENGTHS, *HYPERPARAMETERS, *SECTIONS, *STORAGE, *TREES, *WHOLE]

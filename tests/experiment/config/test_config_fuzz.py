@@ -8,8 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import pathlib
-import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,9 +18,6 @@ from hypothesis import strategies as st
 
 from determined.errors import InvalidConfig
 from determined.experiment.config import ExperimentConfig, from_map, load, parse
-
-LARGEST_GROWTH = 200 << 10
-"""Kilobytes by which reading configs may let this process grow."""
 
 unhurried = settings(suppress_health_check=[HealthCheck.too_slow])
 often = settings(unhurried, max_examples=3 * settings.default.max_examples)
@@ -193,10 +189,3 @@ def change(tree: Any, data: st.DataObject) -> None:
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def bounded_memory() -> Iterator[None]:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    yield
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < LARGEST_GROWTH

@@ -17,7 +17,8 @@ from determined.experiment.config._text import shown, spelled
 from determined.experiment.config._tree import Plain, TooMuch
 from determined.experiment.config._yaml import Unreadable, read_yaml
 
-LARGEST_FILE = 2**20
+LARGEST = 100_000
+"""Bytes of a file, or characters of a text, which take a second or so to read."""
 _SMALLEST_CONFIG = "Write at least searcher: {name: single, metric: validation_loss}."
 # Sections in which maps and lists may hold secrets.
 _GUARDED = ("checkpoint_storage", "data", "environment", "integrations", "registry_auth")
@@ -62,14 +63,12 @@ def document_of_file(path: str | os.PathLike[str]) -> Document:
     source = os.fsdecode(path)
     try:
         with open(source, "rb") as file:
-            content = file.read(LARGEST_FILE + 1)
+            content = file.read(LARGEST + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         remedy = "Give the path of a file with an experiment config."
         raise Document(source).invalid(Finding((), f"it cannot be read ({reason})", remedy)) from None
-    if len(content) > LARGEST_FILE:
-        finding = Finding((), f"it is larger than {LARGEST_FILE} bytes", "Move data to a file of its own.")
-        raise Document(source).invalid(finding)
+    _require_room(content, "bytes", source)
     try:
         return document_of_text(content.decode("utf-8-sig"), source)
     except UnicodeDecodeError as error:
@@ -80,11 +79,18 @@ def document_of_file(path: str | os.PathLike[str]) -> Document:
 
 def document_of_text(text: str, source: str) -> Document:
     """Return the config in a text of YAML or JSON."""
+    _require_room(text, "characters", source)
     try:
         read = read_yaml(text)
     except Unreadable as error:
         raise Document(source, lines={error.finding.path: error.line}).invalid(error.finding) from None
     return Document(source, read.value, dict(read.lines), tuple(read.findings))
+
+
+def _require_room(content: str | bytes, units: str, source: str) -> None:
+    if len(content) > LARGEST:
+        finding = Finding((), f"it has more than {LARGEST:,} {units}", "Move data to a file of its own.")
+        raise Document(source).invalid(finding)
 
 
 def plain(document: Document) -> Document:
