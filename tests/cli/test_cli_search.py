@@ -33,7 +33,9 @@ def test_following_prints_a_line_for_each_change(searched: Searched) -> None:
         "trial 4 COMPLETED",
     ):
         assert line in searched.output
-    assert searched.output.index("experiment 1 ACTIVE") < searched.output.index("experiment 1 COMPLETED")
+    end = searched.output.index("experiment 1 COMPLETED")
+    assert searched.output.index("experiment 1 ACTIVE") < end
+    assert all(0 < searched.output.index(f"trial {number} COMPLETED") < end for number in range(1, 5))
 
 
 def test_following_ends_with_the_best_trial_its_checkpoint_and_what_to_type_next(searched: Searched) -> None:

@@ -88,19 +88,25 @@ class LineDisplay:
         self._best: float | None = None
 
     def show(self, view: View, note: str) -> None:
-        """Print what is new; of what was there before the first view, how it stands."""
-        is_first = not self._state
+        """Print what is new, ends last; of what was there before the first view, how it stands."""
+        news = view.news if self._state else []
+        if not view.state.is_final:
+            self._say_state(view)
+        self._say_trials(view, ended=False)
+        self._say_news(view, news)
+        self._say_trials(view, ended=True)
         self._say_state(view)
-        names = view.varying
-        for trial in view.trials:
-            self._say_trial(trial, names)
-        self._say_news(view, [] if is_first else view.news)
 
     def _say_state(self, view: View) -> None:
         state = f"experiment {view.id} {view.state.value}"
         if state != self._state:
             self._state = state
             self._say(state)
+
+    def _say_trials(self, view: View, *, ended: bool) -> None:
+        for trial in view.trials:
+            if trial.state.is_final is ended:
+                self._say_trial(trial, view.varying)
 
     def _say_trial(self, trial: TrialView, names: Sequence[str]) -> None:
         from ._screen import hparams_text
