@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -56,6 +57,18 @@ def test_the_live_view_shows_the_search_and_ctrl_c_asks_then_pauses(lab: Lab) ->
         assert screen.end() == 0
     assert lab.state(1) == "PAUSED"
     assert lab.processes() == []
+
+
+def test_two_interrupts_at_once_pause_without_a_question(lab: Lab) -> None:
+    lab.create()
+    with terminal(lab.home, "e", "activate", 1, "-f") as screen:
+        screen.expect("step 1 with x")
+        screen.process.send_signal(signal.SIGINT)
+        time.sleep(0.01)  # two that come before the first is heard are one
+        screen.process.send_signal(signal.SIGINT)
+        screen.expect("Experiment 1 is PAUSED.")
+        assert screen.end() == 0
+    assert lab.state(1) == "PAUSED"
 
 
 @pytest.fixture(scope="module")

@@ -278,6 +278,35 @@ def test_last_words_of_a_process_arrive_before_its_end(ranks: Ranks) -> None:
     assert chief.line().startswith("lost 1 its process ended")
 
 
+ANSWERED = """
+import os, time
+
+def answer(sender, message):
+    say("message", sender, message)
+    if message == {"first": "words"}:
+        time.sleep(1)  # meanwhile all that follows comes, with the end of the process
+    elif sender == 1:
+        line.publish({"heard": "all"})
+
+line = context.side_line()
+line.start(answer, lambda lost, why: say("lost", lost, why))
+context.allgather(rank)
+if rank == 1:
+    line.send({"first": "words"})
+    line.send({"last": "words"})
+    line.flush(10)
+    os._exit(1)
+hear()
+"""
+
+
+def test_answers_to_last_words_come_before_word_of_the_end(ranks: Ranks) -> None:
+    chief, _ = ranks.job(ANSWERED, 2)
+    found = [chief.line() for _ in range(4)]
+    starts = "message 1 {'first'", "message 1 {'last'", "message 0 {'heard'", "lost 1 its process ended"
+    assert all(line.startswith(start) for line, start in zip(found, starts, strict=True)), found
+
+
 def test_frozen_worker_is_lost_after_the_silence_and_learns_of_it(ranks: Ranks) -> None:
     started = start(ranks, 3, silence=2.5)
     started[2].signal(signal.SIGSTOP)

@@ -204,6 +204,7 @@ class _End:
             while index in self._peers and (received := peer.take()) is not None:
                 self._receive(index, received)
         except OSError as error:
+            self._deliver_all()  # first what follows from its last words
             self._lose(index, f"its process ended or its connection broke ({error})")
         if index in self._peers:
             peer.flush()

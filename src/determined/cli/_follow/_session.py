@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import os
+import select
 import signal
 import sys
 import time
@@ -110,26 +112,22 @@ def _can_ask() -> bool:
 
 
 def _choose(view: View, signals: _Signals) -> _Choice:
-    """Return what Ctrl-C is to do: what the reader says, or a pause if it came twice."""
+    """Return what Ctrl-C is to do: what the reader says, or a pause if it comes twice."""
     if view.desired is not tracking.Desired.ACTIVE or not _can_ask():
         return _Choice.DETACH
     typer.echo("[d] detach: it runs on by itself   [p] pause it (or Ctrl-C again)   [Enter] go on following")
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        return _Choice.PAUSE if signals.interrupts > 1 else _answer()
-    except KeyboardInterrupt:
-        typer.echo()
-        return _Choice.PAUSE
-    finally:
-        signal.signal(signal.SIGINT, before)
+    typer.echo("> ", nl=False)
+    while signals.interrupts < 2:  # not by input(), for which Ctrl-C can come too early to be heard
+        if select.select([sys.stdin], [], [], _SLICE)[0]:
+            return _meant(os.read(sys.stdin.fileno(), 1024))
+    typer.echo()
+    return _Choice.PAUSE
 
 
-def _answer() -> _Choice:
-    try:
-        answer = input("> ").strip().lower()
-    except EOFError:
+def _meant(said: bytes) -> _Choice:
+    if not said:  # Ctrl-D
         return _Choice.DETACH
-    return {"d": _Choice.DETACH, "p": _Choice.PAUSE}.get(answer[:1], _Choice.FOLLOW)
+    return {b"d": _Choice.DETACH, b"p": _Choice.PAUSE}.get(said.strip().lower()[:1], _Choice.FOLLOW)
 
 
 def _pause(experiment_id: int) -> None:
