@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pathlib
 import subprocess
 import sys
+
+import pytest
 
 from determined.experiment.executors._libraries import FORKABLE, libraries_of
 
@@ -50,3 +53,20 @@ def test_known_libraries_start_no_threads_and_touch_no_gpu() -> None:
     installed = sorted(name for name in FORKABLE if importlib.util.find_spec(name))
     assert {"numpy", "torch"} <= set(installed)
     subprocess.run([sys.executable, "-c", _PROGRAM, *installed], check=True, timeout=120)
+
+
+THREAD = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+
+
+@pytest.mark.parametrize("starts", ["pass", THREAD])
+def test_a_process_with_threads_is_not_forked(starts: str, tmp_path: pathlib.Path) -> None:
+    written(tmp_path, surprising=starts)
+    program = (
+        "import sys\n"
+        "from determined.experiment.executors import _programs, _server\n"
+        "_server._warm_up(['surprising'])\n"
+        "print('warm:', _programs._HARNESS in sys.modules, flush=True)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, timeout=120)
+    assert f"warm: {starts == 'pass'}" in done.stdout.decode()

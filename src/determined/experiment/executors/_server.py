@@ -15,6 +15,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import traceback
 import weakref
 from collections.abc import Sequence
@@ -124,6 +125,8 @@ def _warm_up(libraries: Sequence[str]) -> None:
     for name in libraries:
         with contextlib.suppress(Exception):  # not there, no module, or broken: the trial will show it
             importlib.import_module(name)
+    if threading.active_count() > 1:  # which nothing that is forked would have, so it shall be started anew
+        sys.modules.pop(PRELOADED[0], None)
     if PRELOADED[0] in sys.modules:
         from determined.pytorch._code import take_for_libraries
 
