@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -118,7 +119,7 @@ def _of_unknown_key(loc: tuple[str | int, ...]) -> Finding:
         remedy = f"It belongs to {owners}."
     elif near := nearest(key, known):
         remedy = _did_you_mean(near)
-    elif (home := _home_of(str(key))) is not None and section is ExperimentConfig:
+    elif (home := _homes().get(str(key))) is not None and section is ExperimentConfig:
         remedy = f"It belongs below {home}."
     else:
         remedy = f"The keys here are {', '.join(known)}."
@@ -136,13 +137,14 @@ def _owners(section: type[Section] | None, key: str) -> str | None:
     return None
 
 
-def _home_of(key: str) -> str | None:
-    """Return the section of the config that has a key."""
+@functools.cache
+def _homes() -> dict[str, str]:
+    """Return the sections of the config by the keys that they have; the first one of those with the same key."""
+    homes: dict[str, str] = {}
     for name, field in ExperimentConfig.model_fields.items():
         section = _section_in(field.annotation)
-        if section is not None and key in section.model_fields:
-            return name
-    return "searcher" if any(key in kind.model_fields for kind in SEARCHERS) else None
+        homes = dict.fromkeys(section.model_fields if section else (), name) | homes
+    return dict.fromkeys((key for kind in SEARCHERS for key in kind.model_fields), "searcher") | homes
 
 
 def _of_unknown_kind(place: _Place, given: Any) -> Finding:
