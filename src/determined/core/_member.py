@@ -6,6 +6,7 @@ rank that is gone, late, or in another call is found in the round where it happe
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import json
 import threading
@@ -45,7 +46,7 @@ class Spoiled(Exception):
         self.error = error
 
 
-class Member:
+class Member(abc.ABC):
     """What the first member and the others share: one round at a time, and none after the channel broke."""
 
     def __init__(self, group: Group, lock: threading.Lock) -> None:
@@ -93,8 +94,9 @@ class Member:
         }
         _end(self._connections(), Kind.FAIL, [json.dumps(facts).encode()])
 
+    @abc.abstractmethod
     def _connections(self) -> Sequence[Connection]:
-        raise NotImplementedError
+        """Return the connections to the others that are here."""
 
     def close(self) -> None:
         """Say goodbye and close; a round in another thread ends with an error."""

@@ -7,6 +7,7 @@ link). Code that holds Python's global lock for longer than the silence that is 
 
 from __future__ import annotations
 
+import abc
 import collections
 import contextlib
 import json
@@ -106,7 +107,7 @@ class _Peer:
         self.connection.close()
 
 
-class _End:
+class _End(abc.ABC):
     """What the chief's end and a worker's end share: the thread, its queue, its peers and its clock."""
 
     def __init__(self, group: Group) -> None:
@@ -244,20 +245,25 @@ class _End:
             poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
             staying = [peer for peer in staying if not peer.has_parted()]
 
+    @abc.abstractmethod
     def _open(self) -> bool:
-        raise NotImplementedError
+        """Get ready to listen; False if that cannot be."""
 
+    @abc.abstractmethod
     def _is_over(self) -> bool:
-        raise NotImplementedError
+        """Say whether there is nothing left to do."""
 
+    @abc.abstractmethod
     def _deliver(self, kind: Kind, data: bytes) -> None:
-        raise NotImplementedError
+        """Take a message from the queue to whom it is for."""
 
+    @abc.abstractmethod
     def _lose(self, index: int, why: str) -> None:
-        raise NotImplementedError
+        """Give up a rank, and say so."""
 
+    @abc.abstractmethod
     def _hear_of_loss(self, rank: int, why: str) -> None:
-        raise NotImplementedError
+        """Take note of a rank that the other end has given up."""
 
 
 class ChiefLine(_End):

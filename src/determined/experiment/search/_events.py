@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import enum
 from collections.abc import Mapping
@@ -19,14 +20,14 @@ class ExitReason(enum.Enum):
     CANCELED = "CANCELED"  # by a person
 
 
-class Event:
+class Event(abc.ABC):
     """Something that happened: `Began`, `Validated` or `Exited`."""
 
     __slots__ = ()
 
+    @abc.abstractmethod
     def to_json(self) -> dict[str, Any]:
         """Return the event as a JSON map, which `Event.from_json` reads."""
-        raise NotImplementedError
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Event:

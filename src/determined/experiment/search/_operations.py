@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 
-class Operation:
+class Operation(abc.ABC):
     """Something that the runner is asked to do: a `Create`, a `Stop` or a `Shutdown`."""
 
     __slots__ = ()
 
+    @abc.abstractmethod
     def to_json(self) -> dict[str, Any]:
         """Return the operation as a JSON map, which `Operation.from_json` reads."""
-        raise NotImplementedError
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Operation:
