@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import importlib.metadata
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -88,6 +89,7 @@ def train_with_transformers(transformers: Any, work: Work) -> float:
             return work.loss_of(model, *inputs)
 
     settings = transformers.TrainingArguments(
+        output_dir=os.environ["DET_HOME"],
         per_device_train_batch_size=work.batch_size,
         max_steps=work.batches,
         use_cpu=DEVICE.type == "cpu",
@@ -108,6 +110,7 @@ def train_with_transformers(transformers: Any, work: Work) -> float:
 
 _KNOWN: list[tuple[str, str, str, Callable[[Any, Work], float]]] = [
     ("Lightning", "lightning", "lightning.pytorch", train_with_lightning),
+    ("Lightning", "pytorch-lightning", "pytorch_lightning", train_with_lightning),  # the same under its older name
     ("Accelerate", "accelerate", "accelerate", train_with_accelerate),
     ("Ignite", "pytorch-ignite", "ignite.engine", train_with_ignite),
     ("HF Trainer", "transformers", "transformers", train_with_transformers),
