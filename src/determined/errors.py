@@ -8,7 +8,8 @@
     │   └── CheckpointNotFoundException (also FileNotFoundError)
     ├── StorageException                a checkpoint store cannot be used as asked
     ├── TrackingException               the tracking database cannot be used
-    │   └── SchemaVersionException      it was written by a newer Resolute
+    │   ├── SchemaVersionException      it was written by a newer Resolute
+    │   └── NotOnRecordException        it has no experiment, trial or checkpoint of that id
     ├── PeerLostException               another rank is gone, did not come, or could not take part
     ├── InvalidHP                       raised by user code: these hyperparameters make no sense
     └── MisuseError                     (also AssertionError and ValueError)
@@ -80,6 +81,10 @@ class TrackingException(DeterminedException):
 
 class SchemaVersionException(TrackingException):
     """The tracking database was written by a newer Resolute than this one."""
+
+
+class NotOnRecordException(TrackingException):
+    """The tracking database has no experiment, trial, checkpoint or model of that id."""
 
 
 class PeerLostException(DeterminedException):

@@ -24,7 +24,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"pytorch"}),
     frozenset({"launch"}),
     frozenset({"experiment"}),
-    frozenset({"cli", "experimental", "web"}),
+    frozenset({"experimental", "web"}),
+    frozenset({"cli"}),
 )
 # The launcher reads the configs of experiments, whose runner starts trials with the launcher; inside functions only.
 UPWARDS_WHEN_CALLED = {("launch", "experiment")}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from determined import errors, tracking
+from determined.experiment import wording
 
 from . import _output
 
@@ -76,7 +77,7 @@ def require_logs(experiment: tracking.ExperimentRecord) -> None:
 
 def goes_on(experiment: tracking.ExperimentRecord) -> bool:
     """Return whether there may be more lines."""
-    return experiment.state.has_process and not _output.lacks_runner(experiment)
+    return experiment.state.has_process and not wording.lacks_runner(experiment)
 
 
 def show(folder: pathlib.Path, wanted: Wanted, is_over: Callable[[], bool], with_trial: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import datetime
 import enum
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,8 @@ from typing import Any
 import typer
 
 from determined import _text, tracking
+from determined.experiment.wording import LONGEST_CELL, cell, masked, when
 
-_LONGEST_CELL = 200
 _TIMES = ("started", "ended", "time", "created", "updated")
 _PIPE_WIDTH = 1000  # columns of a table that no terminal cuts off
 
@@ -36,20 +35,9 @@ def chosen_format(json: bool, csv: bool) -> Format:
     return Format.CSV if csv else Format.TABLE
 
 
-def plain(value: Any, limit: int = _LONGEST_CELL) -> str:
+def plain(value: Any, limit: int = LONGEST_CELL) -> str:
     """Return text of bounded length for a terminal: control characters appear as their escapes."""
     return _text.plain(value, limit)
-
-
-def cell(value: Any) -> str:
-    """Return a value as people read it: numbers to 6 digits, mappings as JSON, "-" for nothing."""
-    if value is None or value == {}:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, Mapping | list | tuple):
-        return plain(tracking.encode_json(value))
-    return plain(value)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> None:
@@ -134,88 +122,6 @@ def _dated(name: str, value: Any) -> Any:
     if name == "config":
         return masked(value)
     return when(value) if name in _TIMES else as_data(value)
-
-
-def when(seconds: float | None) -> str | None:
-    """Return a time as ISO 8601 in this machine's time zone, to the second."""
-    if seconds is None:
-        return None
-    return datetime.datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
-
-
-def duration(started: float, ended: float | None) -> str | None:
-    """Return how long a finished run took, as hours:minutes:seconds; None while it runs."""
-    if ended is None:
-        return None
-    return str(datetime.timedelta(seconds=max(round(ended - started), 0)))
-
-
-def bytes_text(size: int) -> str:
-    """Return a number of bytes with a unit that keeps it short."""
-    amount = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} TB"
-
-
-_ASKED = {
-    tracking.Desired.PAUSED: "pausing",
-    tracking.Desired.CANCELED: "canceling",
-    tracking.Desired.KILLED: "killing",
-}
-
-
-def state_text(record: tracking.ExperimentRecord | tracking.TrialRecord) -> str:
-    """Return the state, with what people should know about it: nobody at work on it, or about to change it."""
-    about = _about_experiment(record) if isinstance(record, tracking.ExperimentRecord) else _about_trial(record)
-    if about is None:
-        return "ERROR (process gone)" if record.is_lost else record.state.value
-    return f"{record.state.value} ({about})"
-
-
-def _about_experiment(record: tracking.ExperimentRecord) -> str | None:
-    if record.is_local or not record.state.has_process:
-        return None
-    if lacks_runner(record):
-        return "no runner"
-    return _ASKED.get(record.desired) if record.desired and record.state is tracking.RunState.ACTIVE else None
-
-
-def _about_trial(record: tracking.TrialRecord) -> str | None:
-    if record.request_id is None or record.state.is_final:
-        return None
-    is_paused = record.state is tracking.RunState.PAUSED
-    if record.runner is None or record.runner.is_gone:
-        return None if is_paused else "no runner"
-    return "waiting" if is_paused or not record.run_id else None
-
-
-def lacks_runner(record: tracking.ExperimentRecord) -> bool:
-    """Return whether an experiment should be driven, and no living process does."""
-    if record.is_local or not record.state.has_process:
-        return False
-    return record.runner is None or record.runner.is_gone
-
-
-def percent(progress: float | None) -> str | None:
-    """Return progress from 0 to 1 as a percentage."""
-    return None if progress is None else f"{100 * progress:.0f}%"
-
-
-def best_text(best: tracking.BestValidation | None) -> str | None:
-    """Return the best validation with its metric and step."""
-    return None if best is None else f"{best.metric} {best.value:.6g} at step {best.steps_completed}"
-
-
-def masked(config: Any) -> Any:
-    """Return an experiment config with its secrets hidden."""
-    if not isinstance(config, Mapping):
-        return config
-    from determined.experiment.config import mask
-
-    return mask(config)
 
 
 def say_left_out(names: Sequence[str]) -> None:

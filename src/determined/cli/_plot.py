@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from determined import errors, tracking
+from determined.experiment.curves import Panels, arrange, drawable, is_drawn
 
 from ._output import plain
 
@@ -15,13 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Metric name -> group of reports -> step -> value.
-Panels: TypeAlias = dict[str, dict[str, dict[int, float]]]
 DrawPanel: TypeAlias = "Callable[[Axes, str, dict[str, dict[int, float]]], None]"
 
 _FORMATS = (".png", ".svg", ".pdf")
-_SKIPPED = ("batches", "epochs")  # they only repeat the x axis
-_PREFIXES = ("validation_", "val_")
 _MOST_PANELS = 60
 _INK, _GRID = "#333333", "#d9d9d9"
 # The colours of Okabe and Ito, which colour-blind people can tell apart.
@@ -54,9 +51,9 @@ def draw_trials(
     for name, reports in trials:
         for report in reports:
             for metric, value in report.metrics.items():
-                if _is_drawn(metric, value):
+                if is_drawn(metric, value):
                     curve = panels.setdefault(metric, {}).setdefault(name, {})
-                    curve[report.steps_completed] = _drawable(value)
+                    curve[report.steps_completed] = drawable(value)
     if not panels:
         raise errors.TrackingException(
             "the trials of this experiment have reported no validations to plot yet; `det experiment list-trials ID` "
@@ -78,38 +75,6 @@ def _save(panels: Panels, title: str, target: pathlib.Path, draw_panel: DrawPane
     figure = _figure({name: panels[name] for name in names[:_MOST_PANELS]}, title, draw_panel)
     figure.savefig(target, dpi=150)
     return names[_MOST_PANELS:]
-
-
-def arrange(reports: Sequence[tracking.MetricReport]) -> Panels:
-    """Return the curves by panel; `val_loss` of a validation shares the panel of the training's `loss`."""
-    validated = {name for report in reports if report.group == "validation" for name in report.metrics}
-    panels: Panels = {}
-    for report in reports:
-        for name, value in report.metrics.items():
-            if _is_drawn(name, value):
-                panel = _paired(name, validated) if report.group == "validation" else name
-                curve = panels.setdefault(panel, {}).setdefault(report.group, {})
-                curve[report.steps_completed] = _drawable(value)
-    return panels
-
-
-def _is_drawn(name: str, value: object) -> bool:
-    return name not in _SKIPPED and not isinstance(value, bool) and isinstance(value, int | float)
-
-
-def _drawable(value: float) -> float:
-    try:
-        return float(value) if math.isfinite(value) else math.nan
-    except OverflowError:  # an integer beyond the range of floats
-        return math.nan
-
-
-def _paired(name: str, validated: set[str]) -> str:
-    for prefix in _PREFIXES:
-        bare = name.removeprefix(prefix)
-        if bare and bare != name and bare not in validated:
-            return bare
-    return name
 
 
 def _figure(panels: Panels, title: str, draw_panel: DrawPanel) -> Figure:

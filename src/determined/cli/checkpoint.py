@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from determined import errors, tracking
+from determined.experiment import wording
 
 from . import _output
 from ._arguments import CheckpointUuid, Csv, Json, Yes, add, complete_checkpoint, complete_experiment
@@ -40,8 +41,8 @@ def row(record: tracking.CheckpointRecord, in_bytes: bool = False) -> tuple[Any,
         record.trial_id,
         record.steps_completed,
         record.state.value,
-        record.size if in_bytes else _output.bytes_text(record.size),
-        _output.when(record.time),
+        record.size if in_bytes else wording.bytes_text(record.size),
+        wording.when(record.time),
         record.path,
     )
 
@@ -54,7 +55,7 @@ def describe(uuid: CheckpointUuid, json: Json = False) -> None:
         return
     shown = dict(zip(("checkpoint", *COLUMNS[1:]), row(record), strict=True))
     _output.print_fields({**shown, "metadata": record.metadata})
-    files = [(name, _output.bytes_text(size)) for name, size in sorted(record.resources.items())]
+    files = [(name, wording.bytes_text(size)) for name, size in sorted(record.resources.items())]
     _output.print_table(("file", "size"), files, title="Files")
 
 
@@ -75,7 +76,7 @@ def copy_to(record: tracking.CheckpointRecord, folder: pathlib.Path) -> None:
     from determined.experiment import control
 
     target = control.download_checkpoint(record, folder)
-    typer.echo(f"Copied {_output.bytes_text(record.size)} to {_output.plain(target)}")
+    typer.echo(f"Copied {wording.bytes_text(record.size)} to {_output.plain(target)}")
 
 
 def delete(
@@ -95,7 +96,7 @@ def delete(
     records = _output.open_records()
     chosen = {records.checkpoint(uuid).uuid: records.checkpoint(uuid) for uuid in uuids}
     if not yes:
-        size = _output.bytes_text(sum(record.size for record in chosen.values()))
+        size = wording.bytes_text(sum(record.size for record in chosen.values()))
         typer.confirm(f"Delete {_output.plain(', '.join(chosen))} ({size}) for good?", abort=True)
     each(chosen, control.delete_checkpoint, "Deleted checkpoint {}.")
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from determined import tracking
+from determined.experiment import wording
 
 from . import _output
 from ._arguments import CheckpointUuid, Csv, Json, ModelName, add
@@ -52,8 +53,8 @@ def _row(model: tracking.ModelRecord) -> tuple[Any, ...]:
         model.version_count,
         model.description,
         ", ".join(model.labels) or None,
-        _output.when(model.created),
-        _output.when(model.updated),
+        wording.when(model.created),
+        wording.when(model.updated),
     )
 
 
@@ -88,7 +89,7 @@ def _version_rows(versions: list[tracking.ModelVersionRecord]) -> list[tuple[Any
             checkpoint.trial_id,
             version.comment,
             version.metadata,
-            _output.when(version.created),
+            wording.when(version.created),
         )
         for version, checkpoint in found
     ]

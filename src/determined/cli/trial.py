@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from determined import _home, errors, tracking
+from determined.experiment import wording
 
 from . import _logs, _output, _plot
 from ._arguments import Csv, Json, TrialId, add
@@ -69,17 +70,17 @@ def _fields(trial: tracking.TrialRecord) -> dict[str, Any]:
     return {
         "trial": trial.id,
         "experiment": trial.experiment_id,
-        "state": _output.state_text(trial),
+        "state": wording.state_text(trial),
         "reason": trial.reason,
         "status": trial.status,
-        "progress": _output.percent(trial.progress),
-        "started": _output.when(trial.started),
-        "ended": _output.when(trial.ended),
-        "duration": _output.duration(trial.started, trial.ended),
+        "progress": wording.percent(trial.progress),
+        "started": wording.when(trial.started),
+        "ended": wording.when(trial.ended),
+        "duration": wording.duration(trial.started, trial.ended),
         "steps": trial.steps_completed,
         "runs": trial.run_id or None,
         "restarts": trial.restarts or None,
-        "best validation": _output.best_text(trial.best_validation),
+        "best validation": wording.best_text(trial.best_validation),
         "hparams": trial.hparams,
         "metadata": trial.metadata,
         "continues": trial.source_checkpoint,
@@ -107,7 +108,7 @@ def _metric_names(reports: list[tracking.MetricReport]) -> list[str]:
 
 def _report_row(report: tracking.MetricReport, names: list[str]) -> tuple[Any, ...]:
     values = (report.metrics.get(name) for name in names)
-    return (report.steps_completed, _output.when(report.time), *values)
+    return (report.steps_completed, wording.when(report.time), *values)
 
 
 def plot(

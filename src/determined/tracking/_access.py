@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import pathlib
+import time
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -47,9 +48,19 @@ class Access:
                 yield connection
             engine.dispose()
 
+    def marker(self) -> object:
+        """Return what differs from all before it if anything was stored meanwhile.
+
+        SQLite writes to its log, or from there to the database. Nothing tells of PostgreSQL, where it always differs.
+        """
+        path = _database.file_of(self._url)
+        return (
+            time.monotonic_ns() if path is None else tuple(map(_state_of, (path, path.with_name(f"{path.name}-wal"))))
+        )
+
     def missing(self, what: str, command: str) -> NoReturn:
         """Raise that something is not in the database, with the command that shows what is."""
-        raise errors.TrackingException(
+        raise errors.NotOnRecordException(
             f"there is no {what} in {_database.shown(self._url)!r}; `{command}` shows what there is."
         )
 
@@ -63,3 +74,11 @@ class Access:
             _migrations.migrate(engine)
         finally:
             engine.dispose()
+
+
+def _state_of(path: pathlib.Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_size

@@ -77,9 +77,9 @@ def labels_of(row: Row) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def trials(reader: Reader, experiment: Row, rows: Sequence[Row]) -> list[TrialRecord]:
-    """Return trials of an experiment with summaries of their metrics."""
-    reports, runner = reader.reports(rows), _runners(reader, [experiment]).get(experiment.id)
+def trials(reader: Reader, experiment: Row, rows: Sequence[Row], group: str | None = None) -> list[TrialRecord]:
+    """Return trials of an experiment with summaries of their metrics, of one group or of all."""
+    reports, runner = reader.reports(rows, group), _runners(reader, [experiment]).get(experiment.id)
     return [_trial(row, experiment, reports[row.id], runner) for row in rows]
 
 

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, Self
 import typer
 
 from determined.cli import _output
+from determined.experiment import wording
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,11 +122,11 @@ class LineDisplay:
 
     def _say_news(self, view: View, news: Sequence[tracking.Validation]) -> None:
         for report in news:
-            value = _output.cell(report.metrics.get(view.metric))
+            value = wording.cell(report.metrics.get(view.metric))
             self._say(f"trial {report.trial_id}: {_output.plain(view.metric)} {value} at step {report.steps_completed}")
         if view.best is not None and view.best_value != self._best:
             self._best = view.best_value
-            self._say(f"best so far: {_output.cell(self._best)} by trial {view.best.trial_id}")
+            self._say(f"best so far: {wording.cell(self._best)} by trial {view.best.trial_id}")
 
     def _say(self, text: str) -> None:
         typer.echo(f"{time.strftime('%H:%M:%S')} {text}")

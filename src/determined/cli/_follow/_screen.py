@@ -14,6 +14,7 @@ from rich.text import Text
 
 from determined import tracking
 from determined.cli import _logs, _output
+from determined.experiment import wording
 
 if TYPE_CHECKING:
     from determined.experiment.search import Rung
@@ -85,7 +86,7 @@ def _best(view: View) -> Text:
 
 def hparams_text(trial: TrialView, names: Sequence[str]) -> str:
     """Return hyperparameters on one line."""
-    pairs = (f"{name} {_output.cell(trial.hparams[name])}" for name in names if name in trial.hparams)
+    pairs = (f"{name} {wording.cell(trial.hparams[name])}" for name in names if name in trial.hparams)
     return _output.plain(", ".join(pairs))
 
 
@@ -122,8 +123,8 @@ def _cells(view: View, trial: TrialView, names: Sequence[str], bar: int) -> list
         Text(f"{trial.label}{'*' * bool(trial.restarts)}", style=_STYLES.get(trial.label, "")),
         _bar(trial.progress or 0.0, bar),
         Text(str(trial.steps) if trial.steps else "-"),
-        Text(_output.cell(trial.latest)),
-        Text(_output.cell(trial.best), style="bold" if is_best else ""),
+        Text(wording.cell(trial.latest)),
+        Text(wording.cell(trial.best), style="bold" if is_best else ""),
     ]
     if view.rungs:
         cells.append(Text("-" if trial.next_rung is None else f"to {trial.next_rung:,}"))

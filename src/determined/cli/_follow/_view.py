@@ -80,22 +80,3 @@ class View:
         """Return the trials, the best first, those without a value last."""
         sign = 1 if self.smaller_is_better else -1
         return sorted(self.trials, key=lambda trial: (trial.best is None, sign * (trial.best or 0.0), trial.id))
-
-
-def varying(trials: Sequence[TrialView]) -> list[str]:
-    """Return the names of the hyperparameters that are not the same in all trials; of one trial, all."""
-    names = dict.fromkeys(name for trial in trials for name in trial.hparams)
-    if len(trials) < 2:
-        return list(names)
-    return [name for name in names if len({repr(trial.hparams.get(name)) for trial in trials}) > 1]
-
-
-def flat(hparams: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return hyperparameters with those within others as `outer.inner`."""
-    found: dict[str, Any] = {}
-    for name, value in hparams.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{above}{name}.")
-        else:
-            found[f"{above}{name}"] = value
-    return found

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Self
 
 from determined import tracking
 from determined._home import Home
+from determined.experiment.wording import flat, varying
 
-from ._view import TrialView, View, flat, varying
+from ._view import TrialView, View
 
 if TYPE_CHECKING:
     from determined.experiment._searching import Searching
@@ -80,7 +81,7 @@ class Watch:
             seconds=time.time() - control.started,
             has_runner=has_runner,
             trials=(trials := self._trials(own, control.state)),
-            varying=varying(trials),
+            varying=varying([trial.hparams for trial in trials]),
             best=self._top,
             rungs=self._rungs,
             own_slots=sum(lease.experiment_id == self._id for lease in leases),

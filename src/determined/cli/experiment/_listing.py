@@ -12,6 +12,7 @@ from determined.cli import _output
 from determined.cli._arguments import Csv, ExperimentId, Json
 from determined.cli.checkpoint import COLUMNS as CHECKPOINT_COLUMNS
 from determined.cli.checkpoint import row as checkpoint_row
+from determined.experiment import wording
 
 Best = Annotated[bool, typer.Option("--best", help="The best first, by the metric that the search goes by.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Show only so many.")]
@@ -37,10 +38,10 @@ def _row(record: tracking.ExperimentRecord) -> tuple[Any, ...]:
     return (
         record.id,
         record.name,
-        f"{_output.state_text(record)}{', archived' if record.is_archived else ''}",
-        _output.percent(record.progress),
-        _output.when(record.started),
-        _output.duration(record.started, record.ended),
+        f"{wording.state_text(record)}{', archived' if record.is_archived else ''}",
+        wording.percent(record.progress),
+        wording.when(record.started),
+        wording.duration(record.started, record.ended),
         _searcher(record).get("name"),
         record.trial_count,
         record.checkpoint_count,
@@ -70,7 +71,7 @@ def describe(id: ExperimentId, json: Json = False) -> None:
     if checkpoints:
         rows = [checkpoint_row(record) for record in checkpoints]
         _output.print_table(CHECKPOINT_COLUMNS, rows, title="Checkpoints")
-    if _output.lacks_runner(experiment):
+    if wording.lacks_runner(experiment):
         typer.echo(f"No process drives this experiment; `det experiment activate {id}` goes on with it.")
 
 
@@ -92,12 +93,12 @@ def _fields(experiment: tracking.ExperimentRecord, trials: list[tracking.TrialRe
         "labels": ", ".join(experiment.labels),
         "project": " / ".join(filter(None, (experiment.workspace, experiment.project))),
         "notes": experiment.notes,
-        "state": _output.state_text(experiment),
+        "state": wording.state_text(experiment),
         "archived": "yes" if experiment.is_archived else None,
-        "progress": _output.percent(experiment.progress),
-        "started": _output.when(experiment.started),
-        "ended": _output.when(experiment.ended),
-        "duration": _output.duration(experiment.started, experiment.ended),
+        "progress": wording.percent(experiment.progress),
+        "started": wording.when(experiment.started),
+        "ended": wording.when(experiment.ended),
+        "duration": wording.duration(experiment.started, experiment.ended),
         "search": _searcher(experiment).get("name"),
         "max slots": experiment.max_slots,
         "priority": experiment.priority,
@@ -107,7 +108,7 @@ def _fields(experiment: tracking.ExperimentRecord, trials: list[tracking.TrialRe
         "Resolute": _distinct(trial.resolute_version for trial in trials),
         "torch": _distinct(trial.torch_version for trial in trials),
         "git commit": _distinct(trial.git_commit for trial in trials),
-        "best validation": _output.best_text(_best(experiment, trials)),
+        "best validation": wording.best_text(_best(experiment, trials)),
         "program": None if experiment.is_local else str(_home.home().code(experiment.id)),
         "TensorBoard": _tensorboard_of_all(experiment, trials),
     }
@@ -150,19 +151,19 @@ def _ranked(
 def _print_config(config: Any) -> None:
     if config:
         typer.echo("config")
-        for line in tracking.encode_json(_output.masked(config), indent=2).splitlines():
+        for line in tracking.encode_json(wording.masked(config), indent=2).splitlines():
             typer.echo(f"  {line}")
 
 
 def _trial_row(trial: tracking.TrialRecord) -> tuple[Any, ...]:
     return (
         trial.id,
-        _output.state_text(trial),
-        _output.percent(trial.progress),
+        wording.state_text(trial),
+        wording.percent(trial.progress),
         trial.steps_completed,
-        _output.best_text(trial.best_validation),
+        wording.best_text(trial.best_validation),
         trial.restarts,
-        _output.duration(trial.started, trial.ended),
+        wording.duration(trial.started, trial.ended),
         trial.seed,
         trial.hparams,
     )
