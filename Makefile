@@ -38,6 +38,7 @@ demo: $(INSTALLED)
 	$(BIN)/det experiment create examples/digits/adaptive.yaml examples/digits --slots 2 --follow
 	$(BIN)/det experiment plot 1 --output $(DEMO)/curves.png
 	@echo "The curves of all trials are in $(DEMO)/curves.png, everything else in $(DEMO)/ (DET_HOME=$(DEMO) for det)."
+	@echo "To open the page: DET_HOME=$(DEMO) $(BIN)/det ui"
 
 test: lint
 	$(BIN)/python -m pytest -n $(TEST_WORKERS)

@@ -1,8 +1,9 @@
 """What driving an experiment costs: many trials that do next to nothing, and a few that are busy.
 
 A random search over a trial class that trains two batches, one checkpoint each: seconds a trial, the runner's memory
-at its beginning and its end, the size of the database. Then a search over busy trials: the runner's share of a core,
-and the time from a validation that decides the fate of a trial to the end of that trial.
+at its beginning and its end, the size of the database, and how long the page takes to show it. Then a search over busy
+trials: the runner's share of a core, and the time from a validation that decides the fate of a trial to the end of that
+trial.
 
     python benchmarks/experiments.py [--trials 1000] [--slots 2]
 """
@@ -10,11 +11,14 @@ and the time from a validation that decides the fate of a trial to the end of th
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 
 import psutil
 
@@ -23,10 +27,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "experiment
 from driven import Experiments, config, eventually, experiments
 
 from determined.experiment import control
-from determined.tracking import RunState
+from determined.tracking import Catalog, RunState
 
 LR = {"type": "double", "minval": 0.01, "maxval": 0.2}
 MEGA = 1e6
+LOOKS = 6
 LONGEST, DIVISOR = 100, 10
 """Batches of a busy trial, and which part of them decides whether it may go on."""
 
@@ -57,6 +62,31 @@ def many(lab: Experiments, trials: int, slots: int) -> None:
     )
     size = sum(path.stat().st_size for path in lab.home.path.glob("tracking.db*"))
     print(f"  database: {size / MEGA:.1f} MB")
+    page(lab, id)
+
+
+def page(lab: Experiments, id: int) -> None:
+    """Time the first look at an experiment, and one after something was stored."""
+    command = [sys.executable, "-m", "determined.cli", "ui", "--port", "0"]
+    environment = os.environ | {"DET_HOME": str(lab.home.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().split()[4]
+        try:
+            trial = lab.records.trials(id)[0].id
+            for path in ("", f"experiments/{id}", f"experiments/{id}/curves", f"trials/{trial}"):
+                took = []
+                for number in range(LOOKS):
+                    Catalog(lab.home.database).change_experiment(
+                        id, notes=str(number)
+                    )  # else it would not be read again
+                    began = time.monotonic()
+                    with urllib.request.urlopen(url + path) as answer:
+                        answer.read()
+                    took.append(time.monotonic() - began)
+                print(f"  page /{path}: the first time {took[0]:.2f} s, then {statistics.median(took[1:]):.2f} s")
+        finally:
+            server.terminate()
 
 
 def busy(lab: Experiments, slots: int, seconds: float) -> None:

@@ -33,9 +33,9 @@ NAMES: dict[str, str] = {
     "determined.tracking": """
         BestValidation Catalog CheckpointDeleted CheckpointRecord CheckpointSaved CheckpointState Continued Control
         Demand Desired ExperimentChange ExperimentDescription ExperimentRecord KEEP Keep Lease Ledger Message
-        MetadataChanged MetricReport MetricSummary ModelRecord ModelVersionRecord NewTrial ProgressChanged Recorder
-        Records Registry RunDescription RunProcess RunRecord RunState SearchEvent SeedChanged Slots Snapshot
-        StateChanged StatusChanged TrialChange TrialEntry TrialRecord Turn Validation Wish encode_json
+        MetadataChanged MetricReport MetricSummary ModelRecord ModelVersionRecord NewTrial Overview ProgressChanged
+        Recorder Records Registry RunDescription RunProcess RunRecord RunState SearchEvent SeedChanged Slots
+        Snapshot StateChanged StatusChanged TrialChange TrialEntry TrialRecord Turn Validation Wish encode_json
     """,
     "determined.experimental": "Checkpoint Determined Experiment Model ModelVersion Trial client",
     "determined.experimental.client": """

@@ -1,9 +1,8 @@
 """Let many trials report at once for a long time while somebody looks at them, and count what is stored.
 
 Each writer is a process with a trial of its own that reports as training does: what has gathered for a moment goes into
-the record together. Another process lists the experiments, their validations and checkpoints all the while, as a page
-does. In the end the record must hold what was acknowledged, no more and no less, and nobody may have been turned away
-by a lock.
+the record together. Another process makes the pages of all experiments all the while. In the end the record must hold
+what was acknowledged, no more and no less, and nobody may have been turned away by a lock.
 
     python tests/torture/writers.py [--rate 10000] [--writers 8] [--seconds 300]
 """
@@ -25,6 +24,8 @@ from typing import Any
 import psutil
 
 from determined import tracking
+from determined._home import Home
+from determined.web._pages import Pages
 
 GATHERED = 0.25
 """Seconds for which a writer gathers reports."""
@@ -80,15 +81,15 @@ def write(database: pathlib.Path, rate: float, seconds: float, barrier: Any, res
 
 
 def look(database: pathlib.Path, seconds: float, barrier: Any, results: Any) -> None:
-    """Look at all experiments, their validations and checkpoints again and again."""
+    """Look at all experiments, their validations and checkpoints again and again, by the pages that show them."""
+    pages = Pages(Home(database.parent))
     barrier.wait()
     began, took = time.monotonic(), []
     while time.monotonic() - began < seconds:
         called = time.monotonic()
-        records = tracking.Records(database)
-        for experiment in records.experiments():
-            records.metrics_by_trial(experiment.id, "validation")
-            records.checkpoints(experiment.id)
+        for experiment in pages.experiments({}).context["selection"].rows:
+            pages.experiment({}, experiment.id)
+            pages.experiment_curves({}, experiment.id)
         took.append(time.monotonic() - called)
         time.sleep(LOOKS_EVERY)
     results.put(Done(0, 0, took))

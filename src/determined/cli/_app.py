@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from determined import errors
 from determined._version import VERSION
 
-from . import _errors, checkpoint, experiment, model, preview, tensorboard, trial
+from . import _errors, checkpoint, experiment, model, preview, tensorboard, trial, ui
 from . import gc as gc_command
 from ._arguments import add
 
@@ -72,5 +72,6 @@ def version() -> None:
 
 
 add(app, preview.preview_search, "preview-search", example="det preview-search adaptive.yaml")
+add(app, ui.ui, example="det ui --open")
 add(app, gc_command.gc, example="det gc")
 add(app, version, example="det version")

@@ -16,8 +16,6 @@ import typer
 from determined import errors, tracking
 from determined.experiment import wording
 
-from . import _output
-
 if TYPE_CHECKING:
     from determined.experiment.executors import LogLine
 
@@ -32,7 +30,6 @@ Since = Annotated[
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,9 +95,4 @@ def line_text(line: LogLine, with_trial: bool) -> str:
     """Return a line with its time and where it comes from."""
     at = datetime.datetime.fromtimestamp(line.time).astimezone().isoformat(sep=" ", timespec="milliseconds")
     trial = f"trial {line.trial} " if with_trial else ""
-    return f"{at[:23]} [{trial}rank {line.rank}] {clean(line.text)}"
-
-
-def clean(text: str) -> str:
-    """Return a line without colours, and with its other control characters as escapes."""
-    return _output.plain(_COLOURS.sub("", text).expandtabs(), limit=sys.maxsize)
+    return f"{at[:23]} [{trial}rank {line.rank}] {wording.clean(line.text)}"

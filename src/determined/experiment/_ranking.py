@@ -6,7 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from determined import errors
-from determined.tracking import CheckpointRecord, CheckpointState, ExperimentRecord, Records, TrialRecord
+from determined.tracking import (
+    CheckpointRecord,
+    CheckpointState,
+    ExperimentRecord,
+    MetricReport,
+    Records,
+    TrialRecord,
+)
 
 _USUAL_METRIC = "validation_loss"
 
@@ -14,12 +21,12 @@ _USUAL_METRIC = "validation_loss"
 class Scores:
     """The checkpoints of an experiment by a metric of the validation at the step of each."""
 
-    def __init__(self, records: Records, experiment_id: int, metric: str, smaller_is_better: bool) -> None:
+    def __init__(self, validations: Mapping[int, Sequence[MetricReport]], metric: str, smaller_is_better: bool) -> None:
         self.metric = metric
         self.smaller_is_better = smaller_is_better
         self._values = {
             (trial_id, report.steps_completed): value
-            for trial_id, reports in records.metrics_by_trial(experiment_id, "validation").items()
+            for trial_id, reports in validations.items()
             for report in reports
             if (value := _number(report.metrics.get(metric))) is not None
         }
@@ -54,17 +61,16 @@ def scores(
 
     Of another metric it must be said whether smaller is better.
     """
-    own, is_smaller_better = judged_by(records, records.experiment(experiment_id))
+    found = records.overview(experiment_id)
+    own, is_smaller_better = judged_by(found.experiment, found.trials)
     if metric is None or metric == own:
-        return Scores(
-            records, experiment_id, own, is_smaller_better if smaller_is_better is None else smaller_is_better
-        )
+        return Scores(found.validations, own, is_smaller_better if smaller_is_better is None else smaller_is_better)
     if smaller_is_better is None:
         raise errors.InvalidExperimentException(
             f"experiment {experiment_id} is judged by {own!r}; nothing tells whether a smaller {metric!r} is better: "
             "say smaller_is_better=True or False (for `det`, --smaller-is-better or --larger-is-better)."
         )
-    return Scores(records, experiment_id, metric, smaller_is_better)
+    return Scores(found.validations, metric, smaller_is_better)
 
 
 def best_checkpoints(
@@ -111,14 +117,14 @@ def ranked_trials(experiment: ExperimentRecord, trials: Sequence[TrialRecord]) -
     return sorted(trials, key=rank)
 
 
-def judged_by(records: Records, experiment: ExperimentRecord) -> tuple[str, bool]:
+def judged_by(experiment: ExperimentRecord, trials: Iterable[TrialRecord]) -> tuple[str, bool]:
     """Return the metric that an experiment is judged by, and whether smaller is better.
 
     It is the searcher's; without one, a validation metric that is named as a loss.
     """
     if (searched := _searched_by(experiment)) is not None:
         return searched
-    found = (trial.best_validation for trial in records.trials(experiment.id) if trial.best_validation is not None)
+    found = (trial.best_validation for trial in trials if trial.best_validation is not None)
     return next((best.metric for best in found), _USUAL_METRIC), True
 
 

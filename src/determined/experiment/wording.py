@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from determined import _text, tracking
 
 LONGEST_CELL = 200
+_COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def cell(value: Any) -> str:
@@ -51,6 +53,11 @@ _ASKED = {
     tracking.Desired.CANCELED: "canceling",
     tracking.Desired.KILLED: "killing",
 }
+
+
+def clean(text: str) -> str:
+    """Return a line that a program wrote without colours, and with its other control characters as escapes."""
+    return _text.plain(_COLOURS.sub("", text).expandtabs())
 
 
 def state_text(record: tracking.ExperimentRecord | tracking.TrialRecord) -> str:

@@ -54,6 +54,7 @@ from ._views import (
     MetricSummary,
     ModelRecord,
     ModelVersionRecord,
+    Overview,
     TrialRecord,
 )
 
@@ -90,6 +91,7 @@ __all__ = [
     "ModelRecord",
     "ModelVersionRecord",
     "NewTrial",
+    "Overview",
     "ProgressChanged",
     "Recorder",
     "Records",

@@ -77,9 +77,11 @@ def labels_of(row: Row) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def trials(reader: Reader, experiment: Row, rows: Sequence[Row], group: str | None = None) -> list[TrialRecord]:
-    """Return trials of an experiment with summaries of their metrics, of one group or of all."""
-    reports, runner = reader.reports(rows, group), _runners(reader, [experiment]).get(experiment.id)
+def trials(
+    reader: Reader, experiment: Row, rows: Sequence[Row], reports: Mapping[int, Sequence[MetricReport]]
+) -> list[TrialRecord]:
+    """Return trials of an experiment with summaries of their metrics."""
+    runner = _runners(reader, [experiment]).get(experiment.id)
     return [_trial(row, experiment, reports[row.id], runner) for row in rows]
 
 

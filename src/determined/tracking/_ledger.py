@@ -250,7 +250,7 @@ def _described(description: ExperimentDescription) -> dict[str, object]:
 
 def _driven(row: Row | None, experiment_id: int, url: sa.URL) -> Row:
     if row is None:
-        raise errors.TrackingException(
+        raise errors.NotOnRecordException(
             f"there is no experiment {experiment_id} in {_database.shown(url)!r}; `det experiment list` shows what "
             "there is."
         )

@@ -13,7 +13,7 @@ from ._messages import CheckpointState, MetricReport
 from ._reading import Reader
 from ._rows import Row
 from ._turns import RunRecord
-from ._views import CheckpointRecord, ExperimentRecord, TrialRecord
+from ._views import CheckpointRecord, ExperimentRecord, Overview, TrialRecord
 
 _SHORTEST_PREFIX = 4
 _MOST_CANDIDATES = 5
@@ -44,20 +44,33 @@ class Records:
         with self._access.reader() as reader:
             return _assembly.experiments(reader, [self._experiment(reader, id)])[0]
 
-    def trials(self, experiment_id: int, group: str | None = None) -> list[TrialRecord]:
-        """Return the trials of an experiment in the order in which they were created.
+    def trials(self, experiment_id: int) -> list[TrialRecord]:
+        """Return the trials of an experiment in the order in which they were created."""
+        with self._access.reader() as reader:
+            experiment, trials = self._experiment(reader, experiment_id), reader.trials([experiment_id])
+            return _assembly.trials(reader, experiment, trials, reader.reports(trials))
 
-        With a group, what they tell of metrics and steps is by its reports alone, which takes less time.
+    def overview(self, experiment_id: int) -> Overview:
+        """Return an experiment with its trials, their validations and their checkpoints, all of one moment.
+
+        What its trials tell of their metrics and steps is by validations alone: others can be very many.
         """
         with self._access.reader() as reader:
-            experiment = self._experiment(reader, experiment_id)
-            return _assembly.trials(reader, experiment, reader.trials([experiment_id]), group)
+            experiment, trials = self._experiment(reader, experiment_id), reader.trials([experiment_id])
+            validations = reader.reports(trials, "validation")
+            return Overview(
+                experiment=_assembly.experiments(reader, [experiment])[0],
+                trials=_assembly.trials(reader, experiment, trials, validations),
+                validations=validations,
+                checkpoints=_assembly.checkpoints(reader, trials),
+            )
 
     def trial(self, id: int) -> TrialRecord:
         """Return one trial; `TrackingException` if there is none with that id."""
         with self._access.reader() as reader:
             trial = self._trial(reader, id)
-            return _assembly.trials(reader, self._experiment(reader, trial.experiment_id), [trial])[0]
+            experiment = self._experiment(reader, trial.experiment_id)
+            return _assembly.trials(reader, experiment, [trial], reader.reports([trial]))[0]
 
     def runs(self, trial_id: int) -> list[RunRecord]:
         """Return the runs of a trial of a driven experiment, the first one first; a local trial has none."""

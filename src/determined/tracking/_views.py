@@ -135,6 +135,16 @@ class CheckpointRecord:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """An experiment and what belongs to it, of one moment; validations are by trial, in the order of their steps."""
+
+    experiment: ExperimentRecord
+    trials: Sequence[TrialRecord]
+    validations: Mapping[int, Sequence[MetricReport]]
+    checkpoints: Sequence[CheckpointRecord]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRecord:
     """A model of the registry: checkpoints that are versions of one thing. Times are seconds since 1970."""
 

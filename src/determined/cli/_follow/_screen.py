@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from determined import tracking
-from determined.cli import _logs, _output
+from determined.cli import _output
 from determined.experiment import wording
 
 if TYPE_CHECKING:
@@ -160,4 +160,4 @@ def _arrived(rung: Rung) -> str:
 
 def _log(view: View, room: int) -> list[ConsoleRenderable]:
     lines = view.log[max(0, len(view.log) - room) :]
-    return [_cut(f"{trial} | {_logs.clean(line.text)}", "dim") for trial, line in lines]
+    return [_cut(f"{trial} | {wording.clean(line.text)}", "dim") for trial, line in lines]

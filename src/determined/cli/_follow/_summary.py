@@ -79,7 +79,7 @@ def _next(view: View) -> list[tuple[str, str]]:
         (f"det experiment describe {view.id}", "shows all there is"),
         (f"det experiment plot {view.id}", "draws the curves of its trials"),
         (f"det experiment download {view.id}", "copies the best checkpoint"),
-        (f"det tensorboard start {view.id}", "shows curves in a browser"),
+        ("det ui", "shows it in a browser"),
     ]
     if view.state is not tracking.RunState.COMPLETED:
         failed = [(f"det experiment logs {view.id} --tail 50", "shows what the trials wrote")]

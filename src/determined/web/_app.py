@@ -1,0 +1,170 @@
+"""The addresses of the page."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import pathlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import jinja2
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from determined import errors
+from determined._home import Home
+from determined._version import VERSION
+from determined.experiment import control, wording
+from determined.tracking import encode_json
+from determined.web._guard import Guard
+from determined.web._live import changes
+from determined.web._pages import Page, Pages
+
+
+def _plotly() -> pathlib.Path:
+    """Return the JavaScript that comes with Plotly, which itself need not be imported."""
+    found = importlib.util.find_spec("plotly")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError("No module named 'plotly'", name="plotly")
+    return pathlib.Path(found.origin).parent / "package_data" / "plotly.min.js"
+
+
+_HERE = pathlib.Path(__file__).parent
+_FILES = {
+    "page.css": _HERE / "static" / "page.css",
+    "page.js": _HERE / "static" / "page.js",
+    "plotly.js": _plotly(),
+}
+_EXPERIMENT_ACTIONS: dict[str, Callable[[int, Home], None]] = {
+    "pause": control.pause,
+    "activate": control.activate,
+    "cancel": control.cancel,
+    "kill": control.kill,
+}
+
+
+def make_app(home: Home, token: str | None = None) -> ASGIApp:
+    """Return the page over a home folder, for those who have the token if there is one."""
+    site = _Site(home)
+    routes = [
+        Route("/", site.page(site.pages.experiments)),
+        Route("/experiments/{id:int}", site.page(site.pages.experiment)),
+        Route("/experiments/{id:int}/curves", site.data(site.pages.experiment_curves)),
+        Route("/experiments/{id:int}/trials.csv", site.trials_csv),
+        Route("/experiments/{id:int}/{action:str}", site.control_experiment, methods=["POST"]),
+        Route("/trials/{id:int}", site.page(site.pages.trial)),
+        Route("/trials/{id:int}/curves", site.data(site.pages.trial_curves)),
+        Route("/trials/{id:int}/kill", site.kill_trial, methods=["POST"]),
+        Route("/live/", site.live(site.pages.experiments)),
+        Route("/live/experiments/{id:int}", site.live(site.pages.experiment)),
+        Route("/live/trials/{id:int}", site.live(site.pages.trial)),
+        Route("/static/{name:str}", static),
+    ]
+    handlers: Any = {errors.DeterminedException: site.explain, OSError: site.explain, 404: site.nothing_here}
+    return Guard(Starlette(routes=routes, exception_handlers=handlers), token)
+
+
+def static(request: Request) -> Response:
+    """Give a file that belongs to the page itself."""
+    path = _FILES.get(request.path_params["name"])
+    if path is None:
+        return PlainTextResponse("Not Found\n", 404)
+    return FileResponse(path, headers={"Cache-Control": "no-cache"})  # asked for again, but sent only if it changed
+
+
+class _Site:
+    """Answers requests by pages over a home folder."""
+
+    def __init__(self, home: Home) -> None:
+        self.pages = Pages(home)
+        self._home = home
+        self._templates = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=jinja2.StrictUndefined
+        )
+        self._templates.filters |= {
+            "cell": wording.cell,
+            "when": wording.when,
+            "percent": wording.percent,
+            "bytes": wording.bytes_text,
+            "state": wording.state_text,
+            "line": wording.clean,
+        }
+        self._templates.globals |= {"version": VERSION, "duration": wording.duration}
+
+    def page(self, make: Callable[..., Page]) -> Callable[[Request], Response]:
+        """Return what answers with a whole page."""
+
+        def answer(request: Request) -> Response:
+            page = make(request.query_params, **request.path_params)
+            return self._html(page.template, page.context | {"curves": page.curves})
+
+        return answer
+
+    def data(self, make: Callable[..., Any]) -> Callable[[Request], Response]:
+        """Return what answers with JSON."""
+
+        def answer(request: Request) -> Response:
+            found = encode_json(make(request.query_params, **request.path_params))
+            return Response(found, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+        return answer
+
+    def live(self, make: Callable[..., Page]) -> Callable[[Request], Any]:
+        """Return what answers with the parts of a page, again whenever they have changed."""
+
+        def parts(request: Request) -> dict[str, str]:
+            page = make(request.query_params, **request.path_params)
+            template = self._templates.get_template(page.template)
+            context = template.new_context(page.context | {"curves": page.curves})
+            rendered = {name: "".join(template.blocks[name](context)) for name in page.live}
+            return rendered | {"curves": page.curves}
+
+        async def answer(request: Request) -> Response:
+            def stream() -> AsyncIterator[str]:
+                return changes(request, lambda: parts(request))
+
+            return StreamingResponse(stream(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+        return answer
+
+    def trials_csv(self, request: Request) -> Response:
+        """Give all trials of an experiment as comma-separated values."""
+        id = request.path_params["id"]
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(self.pages.trial_rows(id))
+        name = f'attachment; filename="experiment-{id}-trials.csv"'
+        return Response(text.getvalue(), media_type="text/csv", headers={"Content-Disposition": name})
+
+    def control_experiment(self, request: Request) -> Response:
+        """Pause, activate, cancel or kill an experiment."""
+        act = _EXPERIMENT_ACTIONS.get(request.path_params["action"])
+        if act is None:
+            return self.nothing_here(request, None)
+        act(request.path_params["id"], self._home)
+        return JSONResponse({})
+
+    def kill_trial(self, request: Request) -> Response:
+        """End one trial; its experiment goes on."""
+        control.kill_trial(request.path_params["id"], self._home)
+        return JSONResponse({})
+
+    def explain(self, request: Request, error: Exception) -> Response:
+        """Say what went wrong, on a page or to one."""
+        status = 404 if isinstance(error, errors.NotOnRecordException) else 409 if request.method == "POST" else 500
+        if request.method == "POST":
+            return JSONResponse({"error": str(error)}, status)
+        return self._html("error.html", {"title": "Something is not right", "message": str(error)}, status)
+
+    def nothing_here(self, request: Request, _: object) -> Response:
+        """Say that an address leads nowhere."""
+        message = f"There is nothing at {request.url.path!r}."
+        return self._html("error.html", {"title": "Nothing here", "message": message}, 404)
+
+    def _html(self, template: str, context: dict[str, Any], status: int = 200) -> Response:
+        text = self._templates.get_template(template).render(context)
+        return HTMLResponse(text, status, headers={"Cache-Control": "no-store"})

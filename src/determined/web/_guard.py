@@ -1,0 +1,127 @@
+"""Who may ask the page for what: every request passes here first."""
+
+from __future__ import annotations
+
+import http.cookies
+import ipaddress
+import secrets
+import socket
+import urllib.parse
+
+from starlette.datastructures import Headers, QueryParams
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_COOKIE = "det_ui"
+_TOKEN = "token"
+_LARGEST_BODY = 10_000
+_SAFE = ("GET", "HEAD")
+_POLICY = {
+    # Plotly styles what it draws by style attributes, and makes pictures of it.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class Guard:
+    """Lets only requests through that come from the page itself or from somebody at this machine.
+
+    A page from elsewhere cannot make a browser act here: its Origin is refused, and so is a Host that is a name for
+    this machine which only its own name server knows. With a token, whoever asks must have it.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"the page does not speak {scope['type']!r}")
+        refusal = self._refusal(scope)
+        answer = self._app if refusal is None else refusal
+
+        async def with_policy(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *_encoded(_POLICY)]
+            await send(message)
+
+        await answer(scope, receive, with_policy)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers, method = Headers(scope=scope), scope["method"]
+        if not _is_name_of_this_machine(headers.get("host", "")):
+            return PlainTextResponse("Forbidden: this Host is not a name of this machine.\n", 403)
+        if not _is_from_here(headers, is_change=method not in _SAFE):
+            return PlainTextResponse("Forbidden: the request comes from another page.\n", 403)
+        if self._token is not None and (refusal := self._without_token(self._token, scope, headers)) is not None:
+            return refusal
+        if method in _SAFE:
+            return None
+        return _refused_change(method, headers)
+
+    def _without_token(self, token: str, scope: Scope, headers: Headers) -> Response | None:
+        query = QueryParams(scope["query_string"])
+        if scope["method"] in _SAFE and secrets.compare_digest(query.get(_TOKEN, "").encode(), token.encode()):
+            rest = urllib.parse.urlencode([(name, value) for name, value in query.multi_items() if name != _TOKEN])
+            # Not left in the address, which people share.
+            answer = RedirectResponse(f"{scope['path']}?{rest}" if rest else scope["path"], 303)
+            answer.set_cookie(_COOKIE, token, httponly=True, samesite="strict", path="/")
+            return answer
+        if secrets.compare_digest(_given_token(headers).encode(), token.encode()):
+            return None
+        return PlainTextResponse("Unauthorized: open the address that `det ui` printed, with its token.\n", 401)
+
+
+def _given_token(headers: Headers) -> str:
+    kind, _, bearer = headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return bearer.strip()
+    try:
+        found = http.cookies.SimpleCookie(headers.get("cookie", "")).get(_COOKIE)
+    except http.cookies.CookieError:
+        return ""
+    return "" if found is None else found.value
+
+
+def _refused_change(method: str, headers: Headers) -> Response | None:
+    if method != "POST":
+        return PlainTextResponse("Method Not Allowed\n", 405, headers={"Allow": "GET, HEAD, POST"})
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        return PlainTextResponse("Unsupported Media Type: send JSON.\n", 415)
+    length = headers.get("content-length", "")
+    if not length.isdecimal() or int(length[:20]) > _LARGEST_BODY:
+        return PlainTextResponse(f"Content Too Large: send at most {_LARGEST_BODY} bytes.\n", 413)
+    return None
+
+
+def _is_from_here(headers: Headers, *, is_change: bool) -> bool:
+    """Return whether a request comes from this page, or from no page at all if it changes nothing."""
+    origin = headers.get("origin")
+    if origin is None:
+        return not is_change and headers.get("sec-fetch-site", "none") != "cross-site"
+    return origin == f"http://{headers.get('host', '')}"
+
+
+def _is_name_of_this_machine(host: str) -> bool:
+    """Return whether a Host is an address, or a name that a stranger's name server cannot give to this machine.
+
+    The port may differ: another one may lead here, as with `ssh -L`.
+    """
+    try:
+        name = (urllib.parse.urlsplit(f"//{host}").hostname or "").rstrip(".")
+        _ = urllib.parse.urlsplit(f"//{host}").port
+    except ValueError:
+        return False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name in {"localhost", socket.gethostname().lower(), socket.getfqdn().lower()}
+    return True
+
+
+def _encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]

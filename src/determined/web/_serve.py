@@ -1,0 +1,82 @@
+"""Serve the page, to this machine alone unless told otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import secrets
+import socket
+from collections.abc import Callable
+
+from determined import errors
+from determined._home import Home
+
+DEFAULT_HOST = "127.0.0.1"
+FIRST_PORT = 8080
+_TRIED = 100
+"""Ports from the first one on, of which the first free one is taken."""
+_LEAVING = 1
+"""Seconds after an interrupt in which browsers may let go."""
+
+
+def serve(
+    home: Home, host: str = DEFAULT_HOST, port: int | None = None, on_ready: Callable[[str], None] = print
+) -> None:
+    """Serve the page over a home folder until Ctrl-C; `on_ready` is called with its address.
+
+    Without a port the first free one from 8080 on is taken. Other machines can reach it only if the host is not one of
+    this machine alone; then whoever asks needs a token, which is part of the address.
+    """
+    try:
+        import uvicorn
+
+        from determined.web._app import make_app
+    except ImportError as error:
+        raise errors.DeterminedException(
+            f"the page needs {error.name}, which is not installed; run: pip install 'resolute[web]'"
+        ) from error
+    listening = _listen(host, port)
+    token = None if _is_of_this_machine_alone(listening) else secrets.token_urlsafe(32)
+    config = uvicorn.Config(
+        make_app(home, token),
+        log_level=logging.CRITICAL,
+        access_log=False,
+        ws="none",
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=_LEAVING,
+    )
+    with listening, contextlib.suppress(KeyboardInterrupt):  # which uvicorn passes on when it has ended
+        on_ready(_address(host, listening, token))
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen(host: str, port: int | None) -> socket.socket:
+    """Return a socket that listens already, so that whoever reads the address can use it at once."""
+    ports = range(FIRST_PORT, FIRST_PORT + _TRIED) if port is None else [port]
+    for candidate in ports:
+        try:
+            return socket.create_server((host, candidate), family=_family(host))
+        except OSError as error:
+            reason = error
+    tried = f"port {port}" if port is not None else f"any port from {ports[0]} to {ports[-1]}"
+    raise errors.DeterminedException(
+        f"the page cannot be served at {host!r} on {tried}: {reason.strerror or reason}; give another --port (0 takes "
+        "any that is free) or --host."
+    ) from reason
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _is_of_this_machine_alone(listening: socket.socket) -> bool:
+    return ipaddress.ip_address(listening.getsockname()[0]).is_loopback
+
+
+def _address(host: str, listening: socket.socket, token: str | None) -> str:
+    bound, port = listening.getsockname()[:2]
+    shown = socket.gethostname() if ipaddress.ip_address(bound).is_unspecified else host
+    name = f"[{shown}]" if ":" in shown else shown
+    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
