@@ -14,10 +14,12 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import gc
 import itertools
 import json
 import os
 import pathlib
+import random
 import statistics
 import sys
 import tempfile
@@ -118,10 +120,12 @@ OURS: Contenders = {
 
 def compare(work: Work, contenders: Contenders, rounds: int) -> None:
     times: dict[str, list[float]] = {name: [] for name in contenders}
+    order = list(contenders.items())
     for turn in range(rounds + 1):
-        # In turn from both ends, so that a machine that gets slower does not favour anybody.
-        for name, train in list(contenders.items())[:: 1 if turn % 2 else -1]:
+        random.Random(turn).shuffle(order)  # so that nobody always comes after the same one
+        for name, train in order:
             seconds = train(work)
+            gc.collect()  # what a turn leaves, such as the memory of CUDA graphs, is not for the next one to clear
             if turn:  # the first sets up what the others use
                 times[name].append(seconds)
     plain = times["plain loop"]

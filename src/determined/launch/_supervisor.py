@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import selectors
 import signal
@@ -17,6 +16,7 @@ from typing import Any
 
 from determined.launch._ends import End, Ends
 from determined.launch._keeper import SIGNALS
+from determined.launch._line import Line
 
 _SETTLING = 3.0
 """Seconds that the other ranks have to end by themselves after one has failed."""
@@ -31,14 +31,12 @@ _ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 class _Rank:
     """The keeper of one rank, at the other end of a connection."""
 
-    link: socket.socket
-    heard: bytes = b""
+    line: Line
     number: int = -1
     end: End | None = None
 
     def tell(self, **order: Any) -> None:
-        with contextlib.suppress(OSError):  # one that is gone needs no orders
-            self.link.sendall(json.dumps(order).encode() + b"\n")
+        self.line.tell(order)
 
 
 class Supervisor:
@@ -79,7 +77,7 @@ class Supervisor:
             finally:
                 self._events.close()
                 for rank in self._ranks:
-                    rank.link.close()
+                    rank.line.link.close()
 
     def _call(self, start: Callable[[str], object], wake: socket.socket) -> None:
         try:
@@ -147,28 +145,24 @@ class Supervisor:
     # Keepers
 
     def _greet(self, link: socket.socket) -> None:
-        rank = _Rank(link)
+        rank = _Rank(Line(link))
         self._ranks.append(rank)
         self._events.register(link, selectors.EVENT_READ, lambda: self._hear(rank))
 
     def _hear(self, rank: _Rank) -> None:
-        try:
-            data = rank.link.recv(1 << 16)
-        except OSError:
-            data = b""
-        if not data:
+        messages = rank.line.hear()
+        if messages is None:
             self._part(rank)
             return
-        *messages, rank.heard = (rank.heard + data).split(b"\n")
-        for message in map(json.loads, messages):
+        for message in messages:
             if "attempt" in message:
                 self._on_start(rank, message["rank"], message["attempt"])
             else:
                 self._on_end(rank, End(rank.number, message["code"], message["time"], message["by_launcher"]))
 
     def _part(self, rank: _Rank) -> None:
-        self._events.unregister(rank.link)
-        rank.link.close()
+        self._events.unregister(rank.line.link)
+        rank.line.link.close()
         self._ranks.remove(rank)
         if rank.number >= 0 and rank.end is None:
             self._on_end(rank, End(rank.number, -signal.SIGKILL, time.monotonic()))

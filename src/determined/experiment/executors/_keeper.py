@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import selectors
 import signal
-import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from determined.experiment.executors._output import gist
 from determined.experiment.executors._patterns import Patterns
@@ -21,6 +20,7 @@ from determined.experiment.executors._start import start_of
 from determined.experiment.executors._verdict import Course, verdict
 from determined.experiment.executors._wakeup import heard
 from determined.launch._ends import Ends
+from determined.launch._line import Line
 
 SETTLING = 5.0
 """Seconds that the other ranks have to end by themselves after one has failed."""
@@ -35,13 +35,12 @@ _SHOWN_LINES = 20
 class Keeper:
     """Runs one run to its end."""
 
-    def __init__(self, spec: RunSpec, environment: dict[str, str], link: socket.socket, woken: int) -> None:
+    def __init__(self, spec: RunSpec, environment: dict[str, str], line: Line, woken: int) -> None:
         self._spec = spec
         self._environment = environment
-        self._link = link
-        self._heard = b""
+        self._line = line
         self._events = selectors.DefaultSelector()
-        self._watch(link.fileno(), self._hear)
+        self._watch(line.link.fileno(), self._hear)
         self._watch(woken, lambda: self._on_signals(heard(woken)))
         self._patterns = Patterns(spec.patterns)
         self._started = time.time()
@@ -56,7 +55,7 @@ class Keeper:
         self._is_killing = False
         self._is_over = False
 
-    def run(self, orders: bytes = b"") -> Ended:
+    def run(self, orders: Iterable[Mapping[str, Any]] = ()) -> Ended:
         """Return the end of the run, when it has come; `orders` are those that came with the run itself."""
         self._start()
         self._obey(orders)
@@ -120,20 +119,16 @@ class Keeper:
         return max(0.0, min(self._deadlines.values()) - time.monotonic()) if self._deadlines else None
 
     def _hear(self) -> None:
-        try:
-            data = self._link.recv(4096)
-        except OSError:
-            data = b""
-        if not data:
-            self._events.unregister(self._link.fileno())
+        orders = self._line.hear()
+        if orders is None:
+            self._events.unregister(self._line.link.fileno())
             self._course.runner_gone = not self._course.asked
             self._ask()
         else:
-            self._obey(data)
+            self._obey(orders)
 
-    def _obey(self, data: bytes) -> None:
-        *orders, self._heard = (self._heard + data).split(b"\n")
-        for order in map(json.loads, orders):
+    def _obey(self, orders: Iterable[Mapping[str, Any]]) -> None:
+        for order in orders:
             self._ask() if order["order"] == "stop" else self._kill("it was killed as asked")
 
     def _on_signals(self, signums: bytes) -> None:

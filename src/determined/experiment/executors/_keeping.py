@@ -15,16 +15,21 @@ from determined.experiment.executors._keeper import STOPPING, Keeper
 from determined.experiment.executors._processes import Identity, adopt_orphans, call_this
 from determined.experiment.executors._spec import Ended, EndReason, RunSpec
 from determined.experiment.executors._wakeup import woken_by
+from determined.launch._line import Line
 
 
 def keep(link: socket.socket) -> None:
     """Keep the run that the other end of a socket describes, and tell it how the run ended."""
     os.setsid()
     adopt_orphans()
-    order, further = _order(link)
+    line = Line(link)
+    orders: list[dict[str, Any]] | None = []
+    while orders == []:
+        orders = line.hear()
     me = dataclasses.asdict(Identity.of(os.getpid()))
-    if order is None or not _tell(link, {"keeper": me}):
+    if orders is None or not _tell(link, {"keeper": me}):
         return  # the runner is gone, and nothing has begun
+    order, *further = orders
     spec = RunSpec.from_json(order["spec"])
     call_this(f"det-keeper-{spec.trial_id}")
     woken = woken_by(signal.SIGCHLD, *STOPPING)
@@ -32,7 +37,7 @@ def keep(link: socket.socket) -> None:
     try:
         spec.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(spec.files.keeper, {**me, "server": order["server"]})
-        ended = Keeper(spec, order["environment"], link, woken).run(further)
+        ended = Keeper(spec, order["environment"], line, woken).run(further)
     except OSError as error:
         problem, ended = error, Ended.of(spec, EndReason.NOT_STARTED, f"{error}")
     except Exception as error:
@@ -46,18 +51,6 @@ def _announce(spec: RunSpec, ended: Ended, link: socket.socket) -> None:
     with contextlib.suppress(OSError):  # a full disk: the runner still hears it
         write_json(spec.files.end, ended.to_json())
     _tell(link, {"ended": ended.to_json()})
-
-
-def _order(link: socket.socket) -> tuple[dict[str, Any] | None, bytes]:
-    """Return what to keep, and what else came with it."""
-    text = b""
-    while b"\n" not in text:
-        data = link.recv(1 << 16)
-        if not data:
-            return None, b""
-        text += data
-    first, _, further = text.partition(b"\n")
-    return json.loads(first), further
 
 
 def _tell(link: socket.socket, message: dict[str, Any]) -> bool:

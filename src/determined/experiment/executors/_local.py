@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import selectors
 import signal
@@ -12,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from determined import errors
 from determined.experiment.executors._ends import end_of_earlier, end_without_keeper
@@ -21,6 +20,7 @@ from determined.experiment.executors._libraries import libraries_of
 from determined.experiment.executors._processes import Identity
 from determined.experiment.executors._spec import Ended, EndReason, RunSpec
 from determined.experiment.executors._warm import WarmProcess
+from determined.launch._line import Line
 
 if TYPE_CHECKING:
     from determined.tracking import RunProcess
@@ -35,18 +35,13 @@ class _Run:
 
     spec: RunSpec
     server: WarmProcess
-    link: socket.socket
+    line: Line
     attempt: int
-    heard: bytes = b""
     keeper: Identity | None = None
     refused: str = ""
     end: Ended | None = None
     wanted_end: EndReason | None = None
     kill_at: float | None = None
-
-    def tell(self, message: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # its keeper is gone, which shows elsewhere
-            self.link.sendall(json.dumps(message).encode() + b"\n")
 
 
 class LocalExecutor:
@@ -79,14 +74,14 @@ class LocalExecutor:
         """Ask a run to save and end; it is killed after its patience. A trial without a run is passed over."""
         if (run := self._runs.get(trial_id)) is not None:
             run.wanted_end = run.wanted_end or EndReason.STOPPED
-            run.tell({"order": "stop"})
+            run.line.tell({"order": "stop"})
 
     def kill(self, trial_id: int) -> None:
         """End a run at once. A trial without a run is passed over."""
         if (run := self._runs.get(trial_id)) is not None:
             run.wanted_end = EndReason.KILLED
             run.kill_at = run.kill_at or time.monotonic() + self._kill_patience
-            run.tell({"order": "kill"})
+            run.line.tell({"order": "kill"})
 
     def ended(self, timeout: float | None) -> list[Ended]:
         """Return the runs that have ended since the last call; waits for one, up to so many seconds."""
@@ -125,7 +120,7 @@ class LocalExecutor:
     def close(self) -> None:
         """Let go of everything; runs that still go on are asked to stop, as if this process had ended."""
         for run in self._runs.values():
-            run.link.close()
+            run.line.link.close()
         if self._server is not None:
             self._server.close(0.0 if self._runs else _PARTING)
         self._events.close()
@@ -150,9 +145,9 @@ class LocalExecutor:
             link.close()
             self._over.append(Ended.of(spec, EndReason.NOT_STARTED, f"no process can be started: {error}"))
             return
-        run = self._runs[spec.trial_id] = _Run(spec, server, link, attempt)
+        run = self._runs[spec.trial_id] = _Run(spec, server, Line(link), attempt)
         self._events.register(link, selectors.EVENT_READ, lambda: self._hear(run))
-        run.tell({"spec": spec.to_json(), "environment": environment, "server": server.token})
+        run.line.tell({"spec": spec.to_json(), "environment": environment, "server": server.token})
 
     def _have_forked(self, link: socket.socket, spec: RunSpec, environment: dict[str, str]) -> WarmProcess:
         while True:
@@ -176,15 +171,11 @@ class LocalExecutor:
     # What keepers say
 
     def _hear(self, run: _Run) -> None:
-        try:
-            data = run.link.recv(1 << 16)
-        except OSError:
-            data = b""
-        if not data:
+        messages = run.line.hear()
+        if messages is None:
             self._on_keeper_gone(run)
             return
-        *messages, run.heard = (run.heard + data).split(b"\n")
-        for message in map(json.loads, messages):
+        for message in messages:
             if "keeper" in message:
                 run.keeper = Identity(**message["keeper"])
             elif "ended" in message:
@@ -193,8 +184,8 @@ class LocalExecutor:
                 run.refused = message["refused"]
 
     def _on_keeper_gone(self, run: _Run) -> None:
-        self._events.unregister(run.link)
-        run.link.close()
+        self._events.unregister(run.line.link)
+        run.line.link.close()
         del self._runs[run.spec.trial_id]
         if run.end is not None:
             self._over.append(run.end)
