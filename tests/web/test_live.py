@@ -18,6 +18,11 @@ from determined.cli._app import app
 
 pytestmark = pytest.mark.timeout(120)
 
+SEEN = """
+Object.defineProperty(document, "visibilityState", {value: "STATE", configurable: true});
+document.dispatchEvent(new Event("visibilitychange"));
+"""
+
 
 def test_report_changes_the_page(site: Site) -> None:
     id = site.add_experiment()
@@ -75,6 +80,11 @@ def test_browser_shows_curves_news_and_buttons(site: Site, tmp_path: pytest.Temp
         )
         tab.open(site.url)
         tab.wait_for("document.getElementById('connection').textContent === 'live'")
+        tab.evaluate(SEEN.replace("STATE", "hidden"))
+        site.add_experiment("begun meanwhile")
+        assert tab.evaluate("source") is None
+        tab.evaluate(SEEN.replace("STATE", "visible"))
+        tab.wait_for("document.getElementById('experiments').textContent.includes('begun meanwhile')")
         assert [one for one in tab.complaints if "409" not in one] == []
 
 

@@ -16,8 +16,20 @@ function say(text) {
 
 // Parts of the page
 
+let source = null;
+
+// Only while it is looked at: browsers open no more than six connections to a server, for all their tabs.
+function followIfSeen() {
+  if (document.visibilityState === "visible" && !source) {
+    follow();
+  } else if (document.visibilityState !== "visible" && source) {
+    source.close();
+    source = null;
+  }
+}
+
 function follow() {
-  const source = new EventSource("/live" + location.pathname + location.search);
+  source = new EventSource("/live" + location.pathname + location.search);
   source.addEventListener("parts", (event) => {
     connection.textContent = "live";
     const { curves, ...parts } = JSON.parse(event.data);
@@ -196,4 +208,5 @@ function choose(name, value) {
 }
 
 if (charts) draw();
-follow();
+document.addEventListener("visibilitychange", followIfSeen);
+followIfSeen();
