@@ -35,7 +35,8 @@ NAMES: dict[str, str] = {
         Demand Desired ExperimentChange ExperimentDescription ExperimentRecord KEEP Keep Lease Ledger Message
         MetadataChanged MetricReport MetricSummary ModelRecord ModelVersionRecord NewTrial Overview ProgressChanged
         Recorder Records Registry RunDescription RunProcess RunRecord RunState SearchEvent SeedChanged Slots
-        Snapshot StateChanged StatusChanged TrialChange TrialEntry TrialRecord Turn Validation Wish encode_json
+        Snapshot StateChanged StatusChanged TrialChange TrialEntry TrialOverview
+        TrialRecord Turn Validation Wish encode_json
     """,
     "determined.experimental": "Checkpoint Determined Experiment Model ModelVersion Trial client",
     "determined.experimental.client": """

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -67,15 +67,16 @@ class Site:
     def events(self, path: str) -> contextlib.AbstractContextManager[Iterator[tuple[str, Any]]]:
         return _events(self, path)
 
-    def add_experiment(self, name: str = "search", trials: int = 3, reports: int = 4) -> int:
+    def add_experiment(
+        self, name: str = "search", trials: int = 3, reports: int = 4, hparams: Sequence[Mapping[str, Any]] = ()
+    ) -> int:
         """Record an experiment whose trial `n` has the loss `n / step`; returns its id."""
+        chosen = hparams or [{"lr": 10.0**-i, "net": {"width": 8}} for i in range(1, trials + 1)]
         description = tracking.ExperimentDescription(name=name, config=CONFIG | {"name": name})
         with tracking.Ledger.create(self.home.database, description) as ledger:
             new = [
-                tracking.NewTrial(
-                    request_id=str(i), hparams={"lr": 10.0**-i, "net": {"width": 8}}, seed=i, entrypoint="x:Y"
-                )
-                for i in range(1, trials + 1)
+                tracking.NewTrial(request_id=str(number), hparams=one, seed=number, entrypoint="x:Y")
+                for number, one in enumerate(chosen, 1)
             ]
             ledger.claim()
             ids = ledger.commit(tracking.Turn(new_trials=new))

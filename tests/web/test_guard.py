@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import socket
 from collections.abc import Iterator
 
@@ -112,6 +113,45 @@ def test_names_of_this_machine_are_welcome(site: Site, name: str, port: str) -> 
     assert site.ask("/", Host=f"{name}{port}").status == 200
 
 
+def test_links_of_other_sites_lead_here(site: Site) -> None:
+    elsewhere = {"Sec_Fetch_Site": "cross-site"}
+    assert site.ask("/", **elsewhere, Sec_Fetch_Mode="navigate", Sec_Fetch_Dest="document").status == 200
+    assert site.ask("/", **elsewhere, Sec_Fetch_Mode="navigate", Sec_Fetch_Dest="iframe").status == 403
+    assert site.ask("/static/page.js", **elsewhere, Sec_Fetch_Mode="no-cors", Sec_Fetch_Dest="script").status == 403
+
+
+def test_two_lengths_of_a_body_are_refused(site: Site) -> None:
+    headers = {"Origin": f"http://{site.host}", **JSON, "Transfer_Encoding": "chunked", "Content_Length": "2"}
+    assert site.ask("/experiments/1/pause", "POST", b"2\r\n{}\r\n0\r\n\r\n", **headers).status in (400, 413)
+
+
+def test_head_of_a_live_page_ends(site: Site) -> None:
+    assert site.ask("/live/experiments/1", "HEAD").status == 200
+
+
+def test_token_on_this_machine(tmp_path: pathlib.Path) -> None:
+    with served(tmp_path, "--token") as own:
+        assert own.ask("/").status == 401
+        assert own.ask("/", Authorization=f"Bearer {own.token}").status == 200
+
+
+def test_buttons_offer_what_can_be_done(site: Site) -> None:
+    id = site.add_experiment("with buttons")
+
+    def offered() -> list[str]:
+        return re.findall(rf'data-post="/experiments/{id}/([a-z]+)"', site.ask(f"/experiments/{id}").text)
+
+    assert offered() == ["activate", "cancel", "kill"]  # nobody drives it
+    with tracking.Ledger.open(site.home.database, id) as ledger:
+        ledger.claim()
+        assert offered() == ["pause", "cancel", "kill"]
+        ledger.ask(desired=tracking.Desired.PAUSED)
+        assert offered() == ["activate", "cancel", "kill"]
+        ledger.ask(desired=tracking.Desired.CANCELED)
+        assert offered() == ["kill"]
+        ledger.release()
+
+
 def test_pause_button_pauses(site: Site) -> None:
     id = site.add_experiment("to pause")
     assert tracking.Records(site.home.database).experiment(id).state is tracking.RunState.ACTIVE
@@ -136,7 +176,7 @@ def test_impossible_wish_is_explained(site: Site) -> None:
 
 @pytest.mark.parametrize("path", PATHS + CHANGES)
 def test_without_the_token_nothing_is_given(open_site: Site, path: str) -> None:
-    for headers in ({}, {"Cookie": "det_ui=wrong"}, {"Authorization": "Bearer wrong"}, {"Cookie": "det_ui; =;;,"}):
+    for headers in ({}, {"Cookie": "det_ui_=wrong"}, {"Authorization": "Bearer wrong"}, {"Cookie": "det_ui; =;;,"}):
         assert open_site.ask(path, Host="127.0.0.1", **headers).status == 401
         assert open_site.post(path, Host="127.0.0.1", Origin="http://127.0.0.1", **headers).status == 401
     assert open_site.ask(f"{path}?token=wrong", Host="127.0.0.1").status == 401
@@ -147,7 +187,7 @@ def test_token_is_taken_from_the_address_into_a_cookie(open_site: Site) -> None:
     assert (answer.status, answer.headers["location"]) == (303, "/experiments/1?sort=lr")
     cookie = answer.headers["set-cookie"]
     assert "HttpOnly" in cookie
-    assert "SameSite=strict" in cookie
+    assert "SameSite=lax" in cookie
     assert open_site.ask("/experiments/1", Host="127.0.0.1", Cookie=cookie.partition(";")[0]).status == 200
 
 
@@ -156,7 +196,7 @@ def test_token_as_a_header(open_site: Site) -> None:
 
 
 def test_token_does_not_excuse_another_page(open_site: Site) -> None:
-    headers = {"Cookie": f"det_ui={open_site.token}", "Origin": "http://evil.example", **JSON}
+    headers = {"Authorization": f"Bearer {open_site.token}", "Origin": "http://evil.example", **JSON}
     assert open_site.ask("/experiments/1/kill", "POST", b"{}", Host="127.0.0.1", **headers).status == 403
 
 

@@ -29,7 +29,7 @@ def test_report_changes_the_page(site: Site) -> None:
     best = site.trials(id)[0]
     with site.events(f"/live/experiments/{id}") as events:
         kind, parts = next(events)
-        assert (kind, set(parts)) == ("parts", {"summary", "trials", "checkpoints", "curves"})
+        assert (kind, set(parts)) == ("parts", {"summary", "actions", "trials", "checkpoints", "curves"})
         site.report(id, best, (5, 0.001))
         kind, parts = next(events)
         assert (kind, "checkpoints" in parts) == ("parts", False)
@@ -55,7 +55,7 @@ def test_line_of_output_appears(site: Site) -> None:
 def test_end_of_a_record_ends_its_page(site: Site) -> None:
     with site.events("/live/experiments/9999") as events:
         kind, said = next(events)
-        assert (kind, "there is no experiment 9999" in said) == ("gone", True)
+        assert (kind, "there is no experiment 9999" in said) == ("trouble", True)
         assert next(events, None) is None
 
 

@@ -42,8 +42,8 @@ def test_experiment_shows_the_best_trial_first(site: Site, search: int) -> None:
 
 def test_trials_are_sorted_by_any_column(site: Site, search: int) -> None:
     trials = site.trials(search)
-    assert links(site.ask(f"/experiments/{search}?sort=lr").text, "trials")[:3] == trials[::-1]
-    assert links(site.ask(f"/experiments/{search}?sort=lr&order=desc").text, "trials")[:3] == trials
+    assert links(site.ask(f"/experiments/{search}?sort=hparam+lr").text, "trials")[:3] == trials[::-1]
+    assert links(site.ask(f"/experiments/{search}?sort=hparam+lr&order=desc").text, "trials")[:3] == trials
 
 
 def test_many_trials_are_on_several_pages(site: Site) -> None:
@@ -56,7 +56,82 @@ def test_many_trials_are_on_several_pages(site: Site) -> None:
     assert "page=3" in site.ask(f"/experiments/{id}?sort=trial&order=asc&page=2").text
 
 
-@pytest.mark.parametrize("query", ["sort=nothing", "page=0", "page=-1", "page=x", "page=99999999999999", "order=%00"])
+def test_order_keeps_what_else_was_chosen(site: Site, search: int) -> None:
+    text = site.ask(f"/experiments/{search}?axis=seconds&sort=hparam+lr&page=1").text
+    assert 'href="?axis=seconds&amp;sort=hparam+lr&amp;order=desc"' in text
+
+
+def test_hyperparameters_may_be_called_as_columns_are(site: Site) -> None:
+    trials = [{"best": 3, "state": "b"}, {"best": 1, "state": "c"}, {"best": 2, "state": "a"}]
+    id = site.add_experiment("odd names", hparams=trials)
+    ids = site.trials(id)
+    assert links(site.ask(f"/experiments/{id}?sort=hparam+best").text, "trials")[:3] == [ids[1], ids[2], ids[0]]
+    assert links(site.ask(f"/experiments/{id}?sort=best").text, "trials")[:3] == ids
+
+
+ODD = [
+    10**400,
+    -(10**400),
+    float("nan"),
+    float("inf"),
+    True,
+    None,
+    "text",
+    "2020-1",
+    "<a href='/'>",
+    [1],
+    "x" * 10**6,
+    "\ud800",
+]
+
+
+def test_odd_values_are_shown(site: Site) -> None:
+    hparams = [{"odd": value, "n" * 10_000: number, "\udc80": number} for number, value in enumerate(ODD)]
+    id = site.add_experiment("odd values", hparams=hparams)
+    paths = ["", "?sort=hparam+odd", "/curves?hparam=odd", "/curves", "/trials.csv"]
+    answers = [site.ask(f"/experiments/{id}{path}") for path in paths]
+    assert [answer.status for answer in answers] == [200] * len(paths)
+    scatter = answers[2].data["scatter"]
+    assert (scatter["kind"], len(scatter["points"]["x"])) == ("category", len(ODD))
+    assert max(len(place) for place in scatter["points"]["x"]) <= 200
+    assert len(answers[0].text) < 200_000
+
+
+def test_scores_over_numbers(site: Site) -> None:
+    kinds = {"linear": [1, 2, 3], "log": [1e-5, 1e-3, 1e-1]}
+    for kind, values in kinds.items():
+        id = site.add_experiment(kind, hparams=[{"x": value} for value in values])
+        scatter = site.ask(f"/experiments/{id}/curves").data["scatter"]
+        assert (scatter["kind"], scatter["points"]["x"]) == (kind, values)
+
+
+def test_only_trial_shows_all_its_curves(site: Site) -> None:
+    id = site.add_experiment(trials=1)
+    (trial,) = site.trials(id)
+    with tracking.Recorder.attach(site.home.database, id, trial, 1) as recorder:
+        recorder.write(
+            [tracking.MetricReport(group="training", steps_completed=1, metrics={"accuracy": 1.0}, time=1.0)]
+        )
+    titles = [panel["title"] for panel in site.ask(f"/experiments/{id}/curves").data["panels"]]
+    assert sorted(titles) == ["accuracy", "loss"]
+
+
+def test_long_lines_of_output_are_cut(site: Site, search: int) -> None:
+    trial = site.trials(search)[2]
+    site.write_log(search, trial, *["x" * 10**5] * 300)
+    assert len(site.ask(f"/trials/{trial}").text) < 10**6
+
+
+def test_what_the_browser_has_is_not_sent_again(site: Site) -> None:
+    first = site.ask("/static/plotly.js")
+    again = site.ask("/static/plotly.js", If_None_Match=first.headers["etag"])
+    assert (first.status, len(first.text) > 10**6, again.status, again.text) == (200, True, 304, "")
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["sort=nothing", "page=0", "page=-1", "page=x", "page=99999999999999", "page=7", "order=%00", "sort=hparam+"],
+)
 def test_odd_wishes_are_harmless(site: Site, search: int, query: str) -> None:
     assert site.ask(f"/experiments/{search}?{query}").status == 200
 
@@ -131,13 +206,22 @@ def test_numbers_that_json_lacks_are_gaps(site: Site) -> None:
 def test_trials_as_csv(site: Site, search: int) -> None:
     answer = site.ask(f"/experiments/{search}/trials.csv")
     header, *rows = csv.reader(io.StringIO(answer.text))
-    assert header[:4] == ["trial", "state", "steps", "best loss"]
+    assert header[:4] == ["trial", "state", "validated at step", "best loss"]
     assert [(row[0], row[3]) for row in rows] == [(str(id), str(n / 4)) for n, id in enumerate(site.trials(search), 1)]
     assert dict(zip(header, rows[0], strict=True))["net.width"] == "8"
 
 
 @pytest.mark.parametrize(
-    "path", ["/experiments/9999", "/trials/9999", "/experiments/9999/curves", "/nothing", "/static/x"]
+    "path",
+    [
+        "/experiments/9999",
+        "/trials/9999",
+        f"/experiments/{'9' * 5000}",
+        "/trials/999999999999999999",
+        "/experiments/9999/curves",
+        "/nothing",
+        "/static/x",
+    ],
 )
 def test_what_is_not_there(site: Site, path: str) -> None:
     assert site.ask(path).status == 404

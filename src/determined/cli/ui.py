@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
+import threading
 import webbrowser
 from typing import Annotated
 
@@ -15,9 +19,11 @@ def ui(
         int | None, typer.Option(min=0, max=65535, help="The port. (default: the first free one from 8080 on)")
     ] = None,
     host: Annotated[
-        str,
-        typer.Option(help="The address to listen on. Others than this machine's own can be reached with a token only."),
+        str, typer.Option(help="The address to listen on; with one that other machines reach, there is a token.")
     ] = "127.0.0.1",
+    token: Annotated[
+        bool, typer.Option("--token", help="Let only those use it who have the token, on this machine too.")
+    ] = False,
     open: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
     """Serve a page with all experiments, their trials, curves and output, live, until Ctrl-C."""
@@ -25,7 +31,10 @@ def ui(
 
     def ready(url: str) -> None:
         typer.echo(f"The page is at {url} . Ctrl-C ends it; experiments go on.")
-        if open:
-            webbrowser.open(url)
+        if open:  # aside, since some browsers let their caller wait until they are closed
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
-    web.serve(_home.home(), host, port, ready)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # of connections that it cannot accept
+    web.serve(_home.home(), host, port, with_token=token, on_ready=ready)
+    sys.stdout.flush()
+    os._exit(0)  # nobody waits any more for what threads are still reading

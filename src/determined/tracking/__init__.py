@@ -55,6 +55,7 @@ from ._views import (
     ModelRecord,
     ModelVersionRecord,
     Overview,
+    TrialOverview,
     TrialRecord,
 )
 
@@ -108,6 +109,7 @@ __all__ = [
     "StatusChanged",
     "TrialChange",
     "TrialEntry",
+    "TrialOverview",
     "TrialRecord",
     "Turn",
     "Validation",

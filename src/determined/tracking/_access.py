@@ -6,7 +6,7 @@ import contextlib
 import functools
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import NoReturn
 
 import sqlalchemy as sa
@@ -48,7 +48,7 @@ class Access:
                 yield connection
             engine.dispose()
 
-    def marker(self) -> object:
+    def marker(self) -> Hashable:
         """Return what differs from all before it if anything was stored meanwhile.
 
         SQLite writes to its log, or from there to the database. Nothing tells of PostgreSQL, where it always differs.

@@ -143,15 +143,15 @@ def _wish(row: Row) -> Wish | None:
     return None if row.wish is None else _runs.state_of(Wish, row, "wish")
 
 
-def history(reader: Reader, trial: Row) -> list[MetricReport]:
+def history(reader: Reader, trial: Row, reports: Sequence[MetricReport]) -> list[MetricReport]:
     """Return the reports of a trial and, before them, of those that it continues."""
-    reports = reader.reports([trial])[trial.id]
     earlier = _continued_by(reader, trial)
     if earlier is None:
-        return reports
+        return list(reports)
     start = trial.source_steps_completed, trial.source_reported_steps
-    kept = [one for one in history(reader, earlier) if one.steps_completed <= _runs.last_step(one.group, *start)]
-    return kept + reports
+    before = history(reader, earlier, reader.reports([earlier])[earlier.id])
+    kept = [one for one in before if one.steps_completed <= _runs.last_step(one.group, *start)]
+    return [*kept, *reports]
 
 
 def _continued_by(reader: Reader, trial: Row) -> Row | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 
 from determined import errors
 
@@ -13,7 +13,7 @@ from ._messages import CheckpointState, MetricReport
 from ._reading import Reader
 from ._rows import Row
 from ._turns import RunRecord
-from ._views import CheckpointRecord, ExperimentRecord, Overview, TrialRecord
+from ._views import CheckpointRecord, ExperimentRecord, Overview, TrialOverview, TrialRecord
 
 _SHORTEST_PREFIX = 4
 _MOST_CANDIDATES = 5
@@ -29,7 +29,7 @@ class Records:
     def __init__(self, url_or_path: str | pathlib.Path | None = None) -> None:
         self._access = Access(url_or_path)
 
-    def marker(self) -> object:
+    def marker(self) -> Hashable:
         """Return what differs from all before it if anything was stored meanwhile; costs next to nothing."""
         return self._access.marker()
 
@@ -72,6 +72,19 @@ class Records:
             experiment = self._experiment(reader, trial.experiment_id)
             return _assembly.trials(reader, experiment, [trial], reader.reports([trial]))[0]
 
+    def trial_overview(self, trial_id: int) -> TrialOverview:
+        """Return a trial with its experiment, runs, checkpoints and `history`, all of one moment."""
+        with self._access.reader() as reader:
+            trial = self._trial(reader, trial_id)
+            experiment, reports = self._experiment(reader, trial.experiment_id), reader.reports([trial])
+            return TrialOverview(
+                trial=_assembly.trials(reader, experiment, [trial], reports)[0],
+                experiment=_assembly.experiments(reader, [experiment])[0],
+                runs=[_runs.record_of(run) for run in reader.runs([trial])[trial_id]],
+                checkpoints=_assembly.checkpoints(reader, [trial]),
+                history=_assembly.history(reader, trial, reports[trial_id]),
+            )
+
     def runs(self, trial_id: int) -> list[RunRecord]:
         """Return the runs of a trial of a driven experiment, the first one first; a local trial has none."""
         with self._access.reader() as reader:
@@ -84,7 +97,8 @@ class Records:
         What an earlier run reported after the checkpoint from which the next one started is left out.
         """
         with self._access.reader() as reader:
-            return _assembly.history(reader, self._trial(reader, trial_id))
+            trial = self._trial(reader, trial_id)
+            return _assembly.history(reader, trial, reader.reports([trial])[trial_id])
 
     def sources(self) -> set[str]:
         """Return the ids of the checkpoints from which some trial was continued."""

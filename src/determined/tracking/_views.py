@@ -9,7 +9,7 @@ from typing import Any
 
 from ._messages import CheckpointState, MetricReport, RunState
 from ._process import RunProcess
-from ._turns import Desired, Wish
+from ._turns import Desired, RunRecord, Wish
 
 _LOSS_NAMES = ("validation_loss", "val_loss", "loss")
 
@@ -142,6 +142,17 @@ class Overview:
     trials: Sequence[TrialRecord]
     validations: Mapping[int, Sequence[MetricReport]]
     checkpoints: Sequence[CheckpointRecord]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TrialOverview:
+    """A trial and what belongs to it, of one moment; the history includes the trials that it continues."""
+
+    trial: TrialRecord
+    experiment: ExperimentRecord
+    runs: Sequence[RunRecord]
+    checkpoints: Sequence[CheckpointRecord]
+    history: Sequence[MetricReport]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
+import logging
 import pathlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import jinja2
 from starlette.applications import Starlette
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -24,6 +26,17 @@ from determined.tracking import encode_json
 from determined.web._guard import Guard
 from determined.web._live import changes
 from determined.web._pages import Page, Pages
+
+logger = logging.getLogger("determined.web")
+
+
+class _IdConvertor(IntegerConvertor):
+    """Ids as the record has them; longer numbers lead nowhere."""
+
+    regex = "[0-9]{1,18}"
+
+
+register_url_convertor("id", _IdConvertor())
 
 
 def _plotly() -> pathlib.Path:
@@ -48,25 +61,26 @@ _EXPERIMENT_ACTIONS: dict[str, Callable[[int, Home], None]] = {
 }
 
 
-def make_app(home: Home, token: str | None = None) -> ASGIApp:
+def make_app(home: Home, token: str | None = None, host: str = "localhost") -> ASGIApp:
     """Return the page over a home folder, for those who have the token if there is one."""
     site = _Site(home)
     routes = [
         Route("/", site.page(site.pages.experiments)),
-        Route("/experiments/{id:int}", site.page(site.pages.experiment)),
-        Route("/experiments/{id:int}/curves", site.data(site.pages.experiment_curves)),
-        Route("/experiments/{id:int}/trials.csv", site.trials_csv),
-        Route("/experiments/{id:int}/{action:str}", site.control_experiment, methods=["POST"]),
-        Route("/trials/{id:int}", site.page(site.pages.trial)),
-        Route("/trials/{id:int}/curves", site.data(site.pages.trial_curves)),
-        Route("/trials/{id:int}/kill", site.kill_trial, methods=["POST"]),
+        Route("/experiments/{id:id}", site.page(site.pages.experiment)),
+        Route("/experiments/{id:id}/curves", site.data(site.pages.experiment_curves)),
+        Route("/experiments/{id:id}/trials.csv", site.trials_csv),
+        Route("/experiments/{id:id}/{action:str}", site.control_experiment, methods=["POST"]),
+        Route("/trials/{id:id}", site.page(site.pages.trial)),
+        Route("/trials/{id:id}/curves", site.data(site.pages.trial_curves)),
+        Route("/trials/{id:id}/kill", site.kill_trial, methods=["POST"]),
         Route("/live/", site.live(site.pages.experiments)),
-        Route("/live/experiments/{id:int}", site.live(site.pages.experiment)),
-        Route("/live/trials/{id:int}", site.live(site.pages.trial)),
+        Route("/live/experiments/{id:id}", site.live(site.pages.experiment)),
+        Route("/live/trials/{id:id}", site.live(site.pages.trial)),
         Route("/static/{name:str}", static),
     ]
-    handlers: Any = {errors.DeterminedException: site.explain, OSError: site.explain, 404: site.nothing_here}
-    return Guard(Starlette(routes=routes, exception_handlers=handlers), token)
+    handlers: Any = {404: site.nothing_here, errors.DeterminedException: site.explain, OSError: site.explain}
+    handlers[Exception] = site.explain
+    return Guard(Starlette(routes=routes, exception_handlers=handlers), token, host)
 
 
 def static(request: Request) -> Response:
@@ -74,7 +88,12 @@ def static(request: Request) -> Response:
     path = _FILES.get(request.path_params["name"])
     if path is None:
         return PlainTextResponse("Not Found\n", 404)
-    return FileResponse(path, headers={"Cache-Control": "no-cache"})  # asked for again, but sent only if it changed
+    found = path.stat()
+    tag = f'"{found.st_mtime_ns:x}-{found.st_size:x}"'
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}  # asked for again, but sent only if it changed
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return FileResponse(path, headers=headers)
 
 
 class _Site:
@@ -92,7 +111,6 @@ class _Site:
             "percent": wording.percent,
             "bytes": wording.bytes_text,
             "state": wording.state_text,
-            "line": wording.clean,
         }
         self._templates.globals |= {"version": VERSION, "duration": wording.duration}
 
@@ -110,7 +128,7 @@ class _Site:
 
         def answer(request: Request) -> Response:
             found = encode_json(make(request.query_params, **request.path_params))
-            return Response(found, media_type="application/json", headers={"Cache-Control": "no-store"})
+            return Response(_encoded(found), media_type="application/json", headers={"Cache-Control": "no-store"})
 
         return answer
 
@@ -125,10 +143,8 @@ class _Site:
             return rendered | {"curves": page.curves}
 
         async def answer(request: Request) -> Response:
-            def stream() -> AsyncIterator[str]:
-                return changes(request, lambda: parts(request))
-
-            return StreamingResponse(stream(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+            stream = () if request.method == "HEAD" else changes(request, lambda: parts(request))
+            return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
         return answer
 
@@ -138,7 +154,7 @@ class _Site:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(self.pages.trial_rows(id))
         name = f'attachment; filename="experiment-{id}-trials.csv"'
-        return Response(text.getvalue(), media_type="text/csv", headers={"Content-Disposition": name})
+        return Response(_encoded(text.getvalue()), media_type="text/csv", headers={"Content-Disposition": name})
 
     def control_experiment(self, request: Request) -> Response:
         """Pause, activate, cancel or kill an experiment."""
@@ -156,6 +172,8 @@ class _Site:
     def explain(self, request: Request, error: Exception) -> Response:
         """Say what went wrong, on a page or to one."""
         status = 404 if isinstance(error, errors.NotOnRecordException) else 409 if request.method == "POST" else 500
+        if not isinstance(error, errors.DeterminedException | OSError):
+            logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
         if request.method == "POST":
             return JSONResponse({"error": str(error)}, status)
         return self._html("error.html", {"title": "Something is not right", "message": str(error)}, status)
@@ -167,4 +185,8 @@ class _Site:
 
     def _html(self, template: str, context: dict[str, Any], status: int = 200) -> Response:
         text = self._templates.get_template(template).render(context)
-        return HTMLResponse(text, status, headers={"Cache-Control": "no-store"})
+        return HTMLResponse(_encoded(text), status, headers={"Cache-Control": "no-store"})
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="backslashreplace")  # what a program was named by may be no text at all

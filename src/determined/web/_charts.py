@@ -6,12 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from determined import _text
 from determined.experiment.curves import arrange, drawable, is_drawn
 from determined.tracking import MetricReport, TrialRecord
+from determined.tracking._views import is_comparable
 
 _TRIALS = 40
 """Of so many trials, the best ones, curves are drawn."""
 _POINTS = 1000
+_LONGEST = 200
+"""Characters of a name or a value; others could be as long as a program likes."""
 _AXES = ("batches", "epochs", "seconds")
 _TITLES = {"batches": "batches trained", "epochs": "epochs trained", "seconds": "seconds since the start"}
 
@@ -23,8 +27,9 @@ def of_experiment(
     query: Mapping[str, str],
 ) -> dict[str, Any]:
     """Return the validations of trials, which come the best first, with what else can be chosen."""
-    names = _metrics([report for _, reports in ranked for report in reports], judged_by)
-    metric, axis = _chosen(query.get("metric"), names), _chosen(query.get("axis"), _AXES)
+    names = {_short(name): name for name in _metrics([one for _, reports in ranked for one in reports], judged_by)}
+    shown, axis = _chosen(query.get("metric"), list(names)), _chosen(query.get("axis"), _AXES)
+    metric = names[shown]
     curves = [
         {"name": f"trial {id}", "trial": id, **_thinned(points)}
         for id, reports in ranked[:_TRIALS]
@@ -32,38 +37,53 @@ def of_experiment(
     ]
     left = sum(any(metric in report.metrics for report in reports) for _, reports in ranked[_TRIALS:])
     note = f"the best {_TRIALS} trials; {left} more are not drawn" if left else ""
-    panel = {"title": metric, "x": _TITLES[axis], "curves": curves, "note": note}
-    return {"panels": [panel] if curves else [], "metrics": names, "metric": metric, "axes": _AXES, "axis": axis}
+    panel = {"title": shown, "x": _TITLES[axis], "curves": curves, "note": note}
+    return {"panels": [panel] if curves else [], "metrics": list(names), "metric": shown, "axes": _AXES, "axis": axis}
 
 
 def over_hyperparameter(
     trials: Sequence[tuple[TrialRecord, Mapping[str, Any]]], names: Sequence[str], metric: str, query: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the best score of each trial over one of the hyperparameters that vary."""
-    name = _chosen(query.get("hparam"), names)
+    full = {_short(name): name for name in names}
+    shown = _chosen(query.get("hparam"), list(full))
+    name = full.get(shown, "")
     found = [
-        (_axis_value(hparams[name]), trial.best_validation.value, trial.id)
+        (hparams[name], trial.best_validation.value, trial.id)
         for trial, hparams in trials
         if trial.best_validation is not None and name in hparams
     ]
-    numbers = [x for x, _, _ in found if isinstance(x, int | float)]
-    is_log = len(numbers) == len(found) and bool(numbers) and min(numbers) > 0 and max(numbers) / min(numbers) >= 100
-    points = {"x": [x for x, _, _ in found], "y": [y for _, y, _ in found], "trials": [id for _, _, id in found]}
-    scatter = {"title": f"best {metric}", "x": name, "log": is_log, "points": points}
-    return {"hparams": list(names), "hparam": name, "scatter": scatter if len(found) > 1 else None}
+    places = _places([value for value, _, _ in found])
+    points = {"x": places, "y": [y for _, y, _ in found], "trials": [id for _, _, id in found]}
+    scatter = {"title": f"best {_short(metric)}", "x": shown, "kind": _kind(places), "points": points}
+    return {"hparams": list(full), "hparam": shown, "scatter": scatter if len(found) > 1 else None}
+
+
+def _places(values: Sequence[Any]) -> list[float] | list[str]:
+    """Return values for an axis: all numbers, or else all texts."""
+    numbers = [drawable(value) if is_drawn("", value) else math.nan for value in values]
+    return [_text.plain(value, _LONGEST) for value in values] if any(map(math.isnan, numbers)) else numbers
+
+
+def _kind(places: Sequence[float] | Sequence[str]) -> str:
+    numbers = [place for place in places if not isinstance(place, str)]
+    if len(numbers) < len(places):
+        return "category"
+    return "log" if numbers and min(numbers) > 0 and max(numbers) / 100 >= min(numbers) else "linear"
 
 
 def of_trial(reports: Sequence[MetricReport], started: float, query: Mapping[str, str]) -> dict[str, Any]:
     """Return all metrics of a trial; training and validation share a panel where their names say so."""
     axis = _chosen(query.get("axis"), _AXES)
+    started = min([started, *(report.time for report in reports)])  # of the trials that it continues
     places = {(report.group, report.steps_completed): _place(report, axis, started) for report in reports}
     panels = []
     for title, groups in arrange(reports).items():
         curves = [
-            {"name": group, **_thinned([(places[group, step], value) for step, value in curve.items()])}
+            {"name": _short(group), **_thinned([(places[group, step], value) for step, value in curve.items()])}
             for group, curve in groups.items()
         ]
-        panels.append({"title": title, "x": _TITLES[axis], "curves": curves, "note": ""})
+        panels.append({"title": _short(title), "x": _TITLES[axis], "curves": curves, "note": ""})
     return {"panels": panels, "axes": _AXES, "axis": axis}
 
 
@@ -85,11 +105,11 @@ def _place(report: MetricReport, axis: str, started: float) -> float:
     if axis == "seconds":
         return round(report.time - started, 3)
     epochs = report.metrics.get("epochs") if axis == "epochs" else None
-    return epochs if isinstance(epochs, int | float) else report.steps_completed
+    return float(epochs) if epochs is not None and is_comparable(epochs) else report.steps_completed
 
 
-def _axis_value(value: Any) -> Any:
-    return value if isinstance(value, int | float | str) and not isinstance(value, bool) else str(value)
+def _short(name: str) -> str:
+    return _text.bounded(name, _LONGEST)
 
 
 def _chosen(wanted: str | None, offered: Sequence[str]) -> str:

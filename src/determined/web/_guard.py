@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.cookies
 import ipaddress
 import secrets
@@ -12,7 +13,6 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_COOKIE = "det_ui"
 _TOKEN = "token"
 _LARGEST_BODY = 10_000
 _SAFE = ("GET", "HEAD")
@@ -30,13 +30,17 @@ _POLICY = {
 class Guard:
     """Lets only requests through that come from the page itself or from somebody at this machine.
 
-    A page from elsewhere cannot make a browser act here: its Origin is refused, and so is a Host that is a name for
-    this machine which only its own name server knows. With a token, whoever asks must have it.
+    A page from elsewhere cannot make a browser act here: its Origin is refused. With a token, whoever asks must have
+    it. Without one, a Host must be an address or a name that no stranger's name server can give to this machine; the
+    port may differ, since another one may lead here, as with `ssh -L`.
     """
 
-    def __init__(self, app: ASGIApp, token: str | None) -> None:
+    def __init__(self, app: ASGIApp, token: str | None, host: str) -> None:
         self._app = app
         self._token = token
+        self._names = {"localhost", host.lower(), socket.gethostname().lower()}
+        # Not shared with the page of somebody else on another port of this machine.
+        self._cookie = f"det_ui_{hashlib.sha256((token or '').encode()).hexdigest()[:8]}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,7 +57,7 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers, method = Headers(scope=scope), scope["method"]
-        if not _is_name_of_this_machine(headers.get("host", "")):
+        if self._token is None and not self._is_named_by(headers.get("host", "")):
             return PlainTextResponse("Forbidden: this Host is not a name of this machine.\n", 403)
         if not _is_from_here(headers, is_change=method not in _SAFE):
             return PlainTextResponse("Forbidden: the request comes from another page.\n", 403)
@@ -69,22 +73,33 @@ class Guard:
             rest = urllib.parse.urlencode([(name, value) for name, value in query.multi_items() if name != _TOKEN])
             # Not left in the address, which people share.
             answer = RedirectResponse(f"{scope['path']}?{rest}" if rest else scope["path"], 303)
-            answer.set_cookie(_COOKIE, token, httponly=True, samesite="strict", path="/")
+            answer.set_cookie(self._cookie, token, httponly=True, samesite="lax", path="/")
             return answer
-        if secrets.compare_digest(_given_token(headers).encode(), token.encode()):
+        if secrets.compare_digest(self._given_token(headers).encode(), token.encode()):
             return None
         return PlainTextResponse("Unauthorized: open the address that `det ui` printed, with its token.\n", 401)
 
+    def _given_token(self, headers: Headers) -> str:
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer":
+            return bearer.strip()
+        try:
+            found = http.cookies.SimpleCookie(headers.get("cookie", "")).get(self._cookie)
+        except http.cookies.CookieError:
+            return ""
+        return "" if found is None else found.value
 
-def _given_token(headers: Headers) -> str:
-    kind, _, bearer = headers.get("authorization", "").partition(" ")
-    if kind.lower() == "bearer":
-        return bearer.strip()
-    try:
-        found = http.cookies.SimpleCookie(headers.get("cookie", "")).get(_COOKIE)
-    except http.cookies.CookieError:
-        return ""
-    return "" if found is None else found.value
+    def _is_named_by(self, host: str) -> bool:
+        try:
+            parts = urllib.parse.urlsplit(f"//{host}")
+            name, _ = (parts.hostname or "").rstrip("."), parts.port
+        except ValueError:
+            return False
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return name in self._names
+        return True
 
 
 def _refused_change(method: str, headers: Headers) -> Response | None:
@@ -93,34 +108,18 @@ def _refused_change(method: str, headers: Headers) -> Response | None:
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         return PlainTextResponse("Unsupported Media Type: send JSON.\n", 415)
     length = headers.get("content-length", "")
-    if not length.isdecimal() or int(length[:20]) > _LARGEST_BODY:
+    if "transfer-encoding" in headers or not length.isdecimal() or int(length[:20]) > _LARGEST_BODY:
         return PlainTextResponse(f"Content Too Large: send at most {_LARGEST_BODY} bytes.\n", 413)
     return None
 
 
 def _is_from_here(headers: Headers, *, is_change: bool) -> bool:
-    """Return whether a request comes from this page, or from no page at all if it changes nothing."""
+    """Return whether a request comes from this page; if it changes nothing, it may come from no page or by a link."""
     origin = headers.get("origin")
     if origin is None:
-        return not is_change and headers.get("sec-fetch-site", "none") != "cross-site"
+        is_link = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
+        return not is_change and (is_link or headers.get("sec-fetch-site", "none") != "cross-site")
     return origin == f"http://{headers.get('host', '')}"
-
-
-def _is_name_of_this_machine(host: str) -> bool:
-    """Return whether a Host is an address, or a name that a stranger's name server cannot give to this machine.
-
-    The port may differ: another one may lead here, as with `ssh -L`.
-    """
-    try:
-        name = (urllib.parse.urlsplit(f"//{host}").hostname or "").rstrip(".")
-        _ = urllib.parse.urlsplit(f"//{host}").port
-    except ValueError:
-        return False
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return name in {"localhost", socket.gethostname().lower(), socket.getfqdn().lower()}
-    return True
 
 
 def _encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
+import math
+import re
 import time
 import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import yaml
 
-from determined import tracking
+from determined import _text, tracking
 from determined._home import Home
 from determined.experiment import wording
 from determined.experiment._ranking import Scores, judged_by, ranked_trials
 from determined.experiment.executors import LogLine, read_logs
-from determined.tracking import CheckpointState, ExperimentRecord, Records, TrialRecord
+from determined.tracking import CheckpointState, Desired, ExperimentRecord, Records, TrialRecord
 from determined.web import _charts
+from determined.web._memory import Memory
 
 _PER_PAGE = 100
 _CHECKPOINTS = 20
 _LOG_LINES = 200
-_REMEMBERED = 32
-_FRESH = 2.0
-"""Seconds for which a page is not made again if nothing was stored; processes may end without a trace in the record."""
+_LONGEST_LINE = 2000
+_LONGEST_NAME = 200
+_FRESH = 10.0
+"""Seconds after which the record is read again in any case: two changes at the same moment could look like one."""
+
+_OWN_COLUMNS = ("trial", "state", "progress", "validated at", "best", "restarts", "duration")
 
 Query = Mapping[str, str]
 
@@ -45,9 +52,9 @@ class Selection:
 
     rows: Sequence[Any]
     number: int
-    count: int
-    query: str = ""
-    """What else the address of a page says, to be put before its number."""
+    before: str | None
+    after: str | None
+    """The addresses of the pages around it."""
 
 
 class Pages:
@@ -56,19 +63,16 @@ class Pages:
     def __init__(self, home: Home) -> None:
         self._home = home
         self._records = Records(home.database)
-        self._experiment_at = functools.lru_cache(_REMEMBERED)(self._read_experiment)
-        self._trial_at = functools.lru_cache(_REMEMBERED)(self._read_trial)
+        self._experiments = Memory(self._read_experiment)
+        self._trials = Memory(self._read_trial)
 
     def experiments(self, query: Query) -> Page:
         """Return the list of experiments, newest first."""
         with_archived = query.get("archived") == "1"
-        number = _page_number(query)
-        found = self._records.experiments(number * _PER_PAGE + 1, include_archived=with_archived)
-        rows = found[(number - 1) * _PER_PAGE : number * _PER_PAGE]
-        more = number + 1 if len(found) > number * _PER_PAGE else number
+        found = self._records.experiments(_page_number(query) * _PER_PAGE + 1, include_archived=with_archived)
         context = {
             "title": "Experiments",
-            "selection": Selection(rows=rows, number=number, count=more, query="archived=1&" * with_archived),
+            "selection": _selected(found, query),
             "with_archived": with_archived,
             "home": str(self._home.path),
         }
@@ -77,37 +81,32 @@ class Pages:
     def experiment(self, query: Query, id: int) -> Page:
         """Return an experiment with its trials."""
         read = self._experiment(id)
-        sort, descending = query.get("sort", "best"), query.get("order") == "desc"
-        columns = ["trial", "state", "progress", "steps", "best", "restarts", "duration", *read.varying]
-        trials = _sorted(read, sort if sort in columns else "best", descending)
-        number = _page_number(query)
-        shown = trials[(number - 1) * _PER_PAGE : number * _PER_PAGE]
-        order = f"sort={_quoted(sort)}&order={'desc' if descending else 'asc'}&"
+        columns = [*_OWN_COLUMNS, *map(_hparam_column, read.varying)]
+        sort = query.get("sort", "")
+        column, descending = sort if sort in columns else "best", query.get("order") == "desc"
+        links = [
+            _link(query, sort=name, order="desc" if name == column and not descending else "asc") for name in columns
+        ]
         context = {
             "title": f"Experiment {id}: {wording.cell(read.record.name)}",
             "experiment": read.record,
             "search": _searcher(read.record).get("name"),
             "metric": read.metric,
             "best": read.ranked[0] if read.ranked and read.ranked[0].best_validation else None,
-            "states": _counted(trial.state.value for trial in read.trials),
+            "states": collections.Counter(trial.state.value for trial in read.trials),
             "actions": _actions(read.record),
             "lacks_runner": wording.lacks_runner(read.record),
-            "columns": [(name, _quoted(name), sort == name and not descending) for name in columns],
+            "columns": list(zip([*_OWN_COLUMNS, *read.varying], links, strict=True)),
             "varying": read.varying,
             "flat": wording.flat,
-            "selection": Selection(
-                rows=shown,
-                number=number,
-                count=-(-len(trials) // _PER_PAGE) or 1,
-                query=order if "sort" in query else "",
-            ),
+            "selection": _selected(_sorted(read, column, descending), query),
             "checkpoints": read.checkpoints[:_CHECKPOINTS],
             "scores": read.scores,
             "config": yaml.safe_dump(
                 wording.masked(dict(read.record.config or {})), sort_keys=False, allow_unicode=True
             ),
         }
-        live = ("summary", "trials", "checkpoints")
+        live = ("summary", "actions", "trials", "checkpoints")
         return Page(template="experiment.html", context=context, live=live, curves=read.version)
 
     def trial(self, query: Query, id: int) -> Page:
@@ -125,12 +124,17 @@ class Pages:
             "runs": read.runs,
             "log": self._log(record),
         }
-        live = ("summary", "metrics", "checkpoints", "log")
+        live = ("summary", "actions", "metrics", "checkpoints", "log")
         return Page(template="trial.html", context=context, live=live, curves=read.version)
 
     def experiment_curves(self, query: Query, id: int) -> dict[str, Any]:
-        """Return the curves of an experiment's best trials, and their scores over a hyperparameter."""
+        """Return the curves of an experiment's best trials, and their scores over a hyperparameter.
+
+        Of an only trial, all there is.
+        """
         read = self._experiment(id)
+        if len(read.trials) == 1:
+            return self.trial_curves(query, read.trials[0].id)
         started = {trial.id: trial.started for trial in read.trials}
         ranked = [(trial.id, read.reports[trial.id]) for trial in read.ranked]
         return _charts.of_experiment(ranked, started, read.metric, query) | _charts.over_hyperparameter(
@@ -140,23 +144,36 @@ class Pages:
     def trial_curves(self, query: Query, id: int) -> dict[str, Any]:
         """Return the curves of a trial and of those that it continues."""
         read = self._trial(id)
-        return _charts.of_trial(self._records.history(id), read.record.started, query)
+        return _charts.of_trial(read.history, read.record.started, query)
 
     def trial_rows(self, id: int) -> list[list[Any]]:
         """Return a header and a row for each trial of an experiment, with all its hyperparameters."""
         read = self._experiment(id)
         hparams = {trial.id: wording.flat(trial.hparams) for trial in read.trials}
         names = list(dict.fromkeys(name for one in hparams.values() for name in one))
-        header = ["trial", "state", "steps", f"best {read.metric}", "restarts", "started", "ended", "seed", *names]
+        header = [
+            "trial",
+            "state",
+            "validated at step",
+            f"best {read.metric}",
+            "restarts",
+            "started",
+            "ended",
+            "seed",
+            *names,
+        ]
         return [header, *([*_facts(trial), *(hparams[trial.id].get(name) for name in names)] for trial in read.trials)]
 
     def _experiment(self, id: int) -> _Experiment:
-        return self._experiment_at(id, self._records.marker(), time.monotonic() // _FRESH)
+        return self._experiments.get(id, self._moment())
 
     def _trial(self, id: int) -> _Trial:
-        return self._trial_at(id, self._records.marker(), time.monotonic() // _FRESH)
+        return self._trials.get(id, self._moment())
 
-    def _read_experiment(self, id: int, *_: object) -> _Experiment:
+    def _moment(self) -> Hashable:
+        return self._records.marker(), time.monotonic() // _FRESH
+
+    def _read_experiment(self, id: int) -> _Experiment:
         found = self._records.overview(id)
         metric, smaller_is_better = judged_by(found.experiment, found.trials)
         scores = Scores(found.validations, metric, smaller_is_better)
@@ -170,20 +187,21 @@ class Pages:
             scores=scores,
         )
 
-    def _read_trial(self, id: int, *_: object) -> _Trial:
-        record = self._records.trial(id)
-        checkpoints = self._records.checkpoints(record.experiment_id, id)
+    def _read_trial(self, id: int) -> _Trial:
+        found = self._records.trial_overview(id)
         return _Trial(
-            record=record,
-            experiment=self._records.experiment(record.experiment_id),
-            checkpoints=[one for one in reversed(checkpoints) if one.state is CheckpointState.COMPLETED],
-            runs=self._records.runs(id),
+            record=found.trial,
+            experiment=found.experiment,
+            checkpoints=[one for one in reversed(found.checkpoints) if one.state is CheckpointState.COMPLETED],
+            runs=found.runs,
+            history=found.history,
         )
 
     def _log(self, trial: TrialRecord) -> list[LogLine]:
         if trial.request_id is None:
             return []
-        return list(read_logs(self._home.trial(trial.experiment_id, trial.id), tail=_LOG_LINES))
+        lines = read_logs(self._home.trial(trial.experiment_id, trial.id), tail=_LOG_LINES)
+        return [line._replace(text=_text.plain(wording.clean(line.text), _LONGEST_LINE)) for line in lines]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,18 +229,18 @@ class _Experiment:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Trial:
-    """All that is read of a trial but its curves."""
+    """All that is read of a trial."""
 
     record: TrialRecord
     experiment: ExperimentRecord
     checkpoints: list[tracking.CheckpointRecord]
-    runs: list[tracking.RunRecord]
+    runs: Sequence[tracking.RunRecord]
+    history: Sequence[tracking.MetricReport]
 
     @property
     def version(self) -> str:
         """What differs when there is more to draw."""
-        counts = (summary.count for group in self.record.summary.values() for summary in group.values())
-        return f"{self.record.steps_completed} {sum(counts)}"
+        return f"{len(self.history)}"
 
 
 def _facts(trial: TrialRecord) -> list[Any]:
@@ -237,41 +255,54 @@ def _sorted(read: _Experiment, column: str, descending: bool) -> list[TrialRecor
         scored = [trial for trial in read.ranked if trial.best_validation is not None]
         rest = [trial for trial in read.ranked if trial.best_validation is None]
         return (scored[::-1] if descending else scored) + rest
-    keys = {trial.id: _sort_key(trial, column) for trial in read.trials}
+    keys = {trial.id: _sort_key(trial, column, read.varying) for trial in read.trials}
     known = [trial for trial in read.trials if keys[trial.id] is not None]
     rest = [trial for trial in read.trials if keys[trial.id] is None]
     return sorted(known, key=lambda trial: _comparable(keys[trial.id]), reverse=descending) + rest
 
 
-def _sort_key(trial: TrialRecord, column: str) -> Any:
+def _sort_key(trial: TrialRecord, column: str, varying: Sequence[str]) -> Any:
     own: dict[str, Any] = {
         "trial": trial.id,
         "state": trial.state.value,
         "progress": trial.progress,
-        "steps": trial.steps_completed,
+        "validated at": trial.steps_completed,
         "restarts": trial.restarts,
         "duration": None if trial.ended is None else trial.ended - trial.started,
     }
-    return own[column] if column in own else wording.flat(trial.hparams).get(column)
+    if column in own:
+        return own[column]
+    hparams = wording.flat(trial.hparams)
+    return next(hparams.get(name) for name in varying if _hparam_column(name) == column)
 
 
 def _comparable(value: Any) -> tuple[bool, float, str]:
     """Return numbers before texts, whatever is mixed in a column."""
-    is_number = isinstance(value, int | float) and value == value
-    return (False, float(value), "") if is_number else (True, 0.0, str(value))
+    if isinstance(value, int | float) and value == value:
+        try:
+            return False, float(value), ""
+        except OverflowError:  # an integer beyond the range of floats
+            return False, math.inf if value > 0 else -math.inf, ""
+    return True, 0.0, str(value)
+
+
+def _hparam_column(name: str) -> str:
+    """Return how the address of a page calls a hyperparameter, which may have the name of another column."""
+    return f"hparam {_text.bounded(name, _LONGEST_NAME)}"
 
 
 def _actions(experiment: ExperimentRecord) -> list[tuple[str, str]]:
     """Return what can be done with an experiment now, with the question to ask before."""
     if experiment.is_local or experiment.state.is_final:
         return []
-    is_paused = experiment.state is tracking.RunState.PAUSED or wording.lacks_runner(experiment)
-    first = ("activate", "") if is_paused else ("pause", "")
-    return [
-        first,
+    ending = [
         ("cancel", f"Cancel experiment {experiment.id}? Its trials save a last checkpoint and end."),
         ("kill", f"Kill experiment {experiment.id}? Its trials end at once."),
     ]
+    if experiment.desired in (Desired.CANCELED, Desired.KILLED):
+        return ending[1:] if experiment.desired is Desired.CANCELED else []
+    is_wanted = experiment.desired is Desired.ACTIVE and not wording.lacks_runner(experiment)
+    return [("pause", "") if is_wanted else ("activate", ""), *ending]
 
 
 def _searcher(experiment: ExperimentRecord) -> Mapping[str, Any]:
@@ -279,17 +310,24 @@ def _searcher(experiment: ExperimentRecord) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) and not experiment.is_local else {}
 
 
-def _counted(states: Iterable[str]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for state in states:
-        counts[state] = counts.get(state, 0) + 1
-    return counts
+def _selected(rows: Sequence[Any], query: Query) -> Selection:
+    count = -(-len(rows) // _PER_PAGE) or 1
+    number = min(_page_number(query), count)
+    links = {page: _link(query, page=str(page)) for page in (number - 1, number + 1) if 1 <= page <= count}
+    return Selection(
+        rows=rows[(number - 1) * _PER_PAGE : number * _PER_PAGE],
+        number=number,
+        before=links.get(number - 1),
+        after=links.get(number + 1),
+    )
 
 
 def _page_number(query: Query) -> int:
     text = query.get("page", "1")
-    return min(max(int(text), 1), 10**6) if text.isdecimal() and len(text) < 10 else 1
+    return max(int(text), 1) if re.fullmatch(r"[0-9]{1,6}", text) else 1
 
 
-def _quoted(text: str) -> str:
-    return urllib.parse.quote(text, safe="")
+def _link(query: Query, **changes: str) -> str:
+    """Return the address of the same page with some things chosen otherwise; sorted anew, it is its first page."""
+    kept = {name: value for name, value in query.items() if name not in ("page", "token")}
+    return "?" + urllib.parse.urlencode(kept | changes, errors="backslashreplace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import logging
 import secrets
@@ -21,12 +22,17 @@ _LEAVING = 1
 
 
 def serve(
-    home: Home, host: str = DEFAULT_HOST, port: int | None = None, on_ready: Callable[[str], None] = print
+    home: Home,
+    host: str = DEFAULT_HOST,
+    port: int | None = None,
+    *,
+    with_token: bool = False,
+    on_ready: Callable[[str], None] = print,
 ) -> None:
     """Serve the page over a home folder until Ctrl-C; `on_ready` is called with its address.
 
-    Without a port the first free one from 8080 on is taken. Other machines can reach it only if the host is not one of
-    this machine alone; then whoever asks needs a token, which is part of the address.
+    Without a port the first free one from 8080 on is taken. With a token, which is part of the address, only those who
+    have it can use the page; there is one in any case if other machines can reach it.
     """
     try:
         import uvicorn
@@ -37,9 +43,9 @@ def serve(
             f"the page needs {error.name}, which is not installed; run: pip install 'resolute[web]'"
         ) from error
     listening = _listen(host, port)
-    token = None if _is_of_this_machine_alone(listening) else secrets.token_urlsafe(32)
+    token = secrets.token_urlsafe(32) if with_token or not _is_of_this_machine_alone(listening) else None
     config = uvicorn.Config(
-        make_app(home, token),
+        make_app(home, token, host),
         log_level=logging.CRITICAL,
         access_log=False,
         ws="none",
@@ -60,6 +66,8 @@ def _listen(host: str, port: int | None) -> socket.socket:
             return socket.create_server((host, candidate), family=_family(host))
         except OSError as error:
             reason = error
+            if error.errno != errno.EADDRINUSE:
+                break
     tried = f"port {port}" if port is not None else f"any port from {ports[0]} to {ports[-1]}"
     raise errors.DeterminedException(
         f"the page cannot be served at {host!r} on {tried}: {reason.strerror or reason}; give another --port (0 takes "

@@ -31,22 +31,43 @@ function followIfSeen() {
 function follow() {
   source = new EventSource("/live" + location.pathname + location.search);
   source.addEventListener("parts", (event) => {
+    if (connection.textContent !== "live") say("");
     connection.textContent = "live";
     const { curves, ...parts } = JSON.parse(event.data);
-    for (const [name, html] of Object.entries(parts)) replace(document.getElementById(name), html);
+    Object.assign(waiting, parts);
+    if (!isPressed) replaceWaiting();
     if (curves !== undefined && charts && curves !== charts.dataset.drawn) {
       charts.dataset.drawn = curves;
       draw();
     }
   });
-  source.addEventListener("trouble", (event) => say(JSON.parse(event.data)));
-  source.addEventListener("gone", (event) => {
+  source.addEventListener("trouble", (event) => {
+    connection.textContent = "";
     say(JSON.parse(event.data));
-    source.close();
   });
   source.onerror = () => {
-    connection.textContent = "not connected; trying again";
+    const isOver = source && source.readyState === EventSource.CLOSED;
+    connection.textContent = isOver ? "not connected; open the address that det ui printed" : "not connected; trying again";
   };
+}
+
+// Nothing is replaced between pressing and releasing a button or link, which would not be a click then.
+const waiting = {};
+let isPressed = false;
+
+function replaceWaiting() {
+  for (const [name, html] of Object.entries(waiting)) {
+    replace(document.getElementById(name), html);
+    delete waiting[name];
+  }
+}
+
+document.addEventListener("pointerdown", () => (isPressed = true));
+for (const kind of ["pointerup", "pointercancel"]) {
+  document.addEventListener(kind, () => {
+    isPressed = false;
+    setTimeout(replaceWaiting);
+  });
 }
 
 function replace(element, html) {
@@ -106,7 +127,7 @@ async function draw() {
 function show(data) {
   choices(data);
   const panels = data.panels.map((panel) => [panel.title, panel.note, curves(panel), axes(panel.x, panel.title)]);
-  if (data.scatter) panels.push([`over ${data.hparam}`, "", scatter(data.scatter), axes(data.scatter.x, data.scatter.title, data.scatter.log)]);
+  if (data.scatter) panels.push([`over ${data.hparam}`, "", scatter(data.scatter), axes(data.scatter.x, data.scatter.title, data.scatter.kind)]);
   for (const [title, note, traces, layout] of panels) {
     const figure = figureOf(title);
     figure.querySelector("figcaption").textContent = note;
@@ -143,10 +164,11 @@ function curves(panel) {
 
 function scatter(chart) {
   const { x, y, trials } = chart.points;
-  return [{ x, y, text: trials.map((id) => `trial ${id}`), mode: "markers", marker: { color: COLORS[0], size: 7 } }];
+  const places = chart.kind === "category" ? x.map(text) : x;
+  return [{ x: places, y, text: trials.map((id) => `trial ${id}`), mode: "markers", marker: { color: COLORS[0], size: 7 } }];
 }
 
-function axes(x, y, isLog) {
+function axes(x, y, kind = "linear") {
   const style = getComputedStyle(document.documentElement);
   const [ink, line] = ["--ink", "--line"].map((name) => style.getPropertyValue(name).trim());
   const axis = { gridcolor: line, zerolinecolor: line, automargin: true };
@@ -158,7 +180,7 @@ function axes(x, y, isLog) {
     font: { color: ink },
     modebar: { bgcolor: "transparent", color: line, activecolor: ink },
     legend: { traceorder: "reversed", font: { size: 11 } },
-    xaxis: { ...axis, title: { text: text(x), font: { size: 12 } }, type: isLog ? "log" : undefined },
+    xaxis: { ...axis, title: { text: text(x), font: { size: 12 } }, type: kind },
     yaxis: axis,
     uirevision: "kept", // where somebody has zoomed to
   };
