@@ -200,6 +200,13 @@ def test_token_does_not_excuse_another_page(open_site: Site) -> None:
     assert open_site.ask("/experiments/1/kill", "POST", b"{}", Host="127.0.0.1", **headers).status == 403
 
 
+def test_page_behind_a_proxy_with_tls(open_site: Site) -> None:
+    id = open_site.add_experiment("behind a proxy")
+    headers = {"Authorization": f"Bearer {open_site.token}", "Host": "page.example", "Origin": "https://page.example"}
+    assert open_site.post(f"/experiments/{id}/pause", **headers).status == 200
+    assert open_site.post(f"/experiments/{id}/pause", **headers | {"Origin": "https://evil.example"}).status == 403
+
+
 def test_tokens_differ(open_site: Site, tmp_path: pathlib.Path) -> None:
     with served(tmp_path, "--host", "0.0.0.0") as other:
         assert len(other.token) > 30

@@ -59,7 +59,7 @@ class Guard:
         headers, method = Headers(scope=scope), scope["method"]
         if self._token is None and not self._is_named_by(headers.get("host", "")):
             return PlainTextResponse("Forbidden: this Host is not a name of this machine.\n", 403)
-        if not _is_from_here(headers, is_change=method not in _SAFE):
+        if not self._is_from_here(headers, is_change=method not in _SAFE):
             return PlainTextResponse("Forbidden: the request comes from another page.\n", 403)
         if self._token is not None and (refusal := self._without_token(self._token, scope, headers)) is not None:
             return refusal
@@ -89,6 +89,15 @@ class Guard:
             return ""
         return "" if found is None else found.value
 
+    def _is_from_here(self, headers: Headers, *, is_change: bool) -> bool:
+        """Return whether a request comes from this page; if it changes nothing, from no page or by a link is enough."""
+        origin, host = headers.get("origin"), headers.get("host", "")
+        if origin is None:
+            is_link = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
+            return not is_change and (is_link or headers.get("sec-fetch-site", "none") != "cross-site")
+        # What other machines reach may be behind a proxy that speaks TLS.
+        return origin == f"http://{host}" or (self._token is not None and origin == f"https://{host}")
+
     def _is_named_by(self, host: str) -> bool:
         try:
             parts = urllib.parse.urlsplit(f"//{host}")
@@ -111,15 +120,6 @@ def _refused_change(method: str, headers: Headers) -> Response | None:
     if "transfer-encoding" in headers or not length.isdecimal() or int(length[:20]) > _LARGEST_BODY:
         return PlainTextResponse(f"Content Too Large: send at most {_LARGEST_BODY} bytes.\n", 413)
     return None
-
-
-def _is_from_here(headers: Headers, *, is_change: bool) -> bool:
-    """Return whether a request comes from this page; if it changes nothing, it may come from no page or by a link."""
-    origin = headers.get("origin")
-    if origin is None:
-        is_link = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
-        return not is_change and (is_link or headers.get("sec-fetch-site", "none") != "cross-site")
-    return origin == f"http://{headers.get('host', '')}"
 
 
 def _encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:

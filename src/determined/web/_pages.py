@@ -107,7 +107,8 @@ class Pages:
             ),
         }
         live = ("summary", "actions", "trials", "checkpoints")
-        return Page(template="experiment.html", context=context, live=live, curves=read.version)
+        drawn = self._trial(read.trials[0].id) if len(read.trials) == 1 else read
+        return Page(template="experiment.html", context=context, live=live, curves=drawn.version)
 
     def trial(self, query: Query, id: int) -> Page:
         """Return a trial with its metrics, checkpoints and output."""
@@ -151,18 +152,9 @@ class Pages:
         read = self._experiment(id)
         hparams = {trial.id: wording.flat(trial.hparams) for trial in read.trials}
         names = list(dict.fromkeys(name for one in hparams.values() for name in one))
-        header = [
-            "trial",
-            "state",
-            "validated at step",
-            f"best {read.metric}",
-            "restarts",
-            "started",
-            "ended",
-            "seed",
-            *names,
-        ]
-        return [header, *([*_facts(trial), *(hparams[trial.id].get(name) for name in names)] for trial in read.trials)]
+        facts = ("trial", "state", "validated at step", f"best {read.metric}", "restarts", "started", "ended", "seed")
+        rows = [[*_facts(trial), *(hparams[trial.id].get(name) for name in names)] for trial in read.trials]
+        return [[*facts, *names], *rows]
 
     def _experiment(self, id: int) -> _Experiment:
         return self._experiments.get(id, self._moment())
@@ -246,7 +238,7 @@ class _Trial:
 def _facts(trial: TrialRecord) -> list[Any]:
     best = None if trial.best_validation is None else trial.best_validation.value
     times = wording.when(trial.started), wording.when(trial.ended)
-    return [trial.id, trial.state.value, trial.steps_completed, best, trial.restarts, *times, trial.seed]
+    return [trial.id, trial.state.value, trial.steps_completed or None, best, trial.restarts, *times, trial.seed]
 
 
 def _sorted(read: _Experiment, column: str, descending: bool) -> list[TrialRecord]:
