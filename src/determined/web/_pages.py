@@ -107,8 +107,7 @@ class Pages:
             ),
         }
         live = ("summary", "actions", "trials", "checkpoints")
-        drawn = self._trial(read.trials[0].id) if len(read.trials) == 1 else read
-        return Page(template="experiment.html", context=context, live=live, curves=drawn.version)
+        return Page(template="experiment.html", context=context, live=live, curves=read.version)
 
     def trial(self, query: Query, id: int) -> Page:
         """Return a trial with its metrics, checkpoints and output."""
@@ -215,8 +214,9 @@ class _Experiment:
 
     @property
     def version(self) -> str:
-        """What differs when there is more to draw."""
-        return f"{len(self.trials)} {sum(map(len, self.reports.values()))}"
+        """What differs when there is more to draw; of an only trial, that is also what it reports of training."""
+        progress = self.trials[0].progress if len(self.trials) == 1 else None
+        return f"{len(self.trials)} {sum(map(len, self.reports.values()))} {progress}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
