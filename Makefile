@@ -41,7 +41,7 @@ demo: $(INSTALLED)
 	@echo "To open the page: DET_HOME=$(DEMO) $(BIN)/det ui"
 
 test: lint
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n $(TEST_WORKERS)
 
 coverage: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --cov --cov-report=term
