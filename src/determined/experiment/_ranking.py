@@ -14,6 +14,7 @@ from determined.tracking import (
     Records,
     TrialRecord,
 )
+from determined.tracking._views import searched_by
 
 _USUAL_METRIC = "validation_loss"
 
@@ -108,7 +109,7 @@ def best_trial(records: Records, experiment_id: int) -> TrialRecord | None:
 
 def ranked_trials(experiment: ExperimentRecord, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Return trials, the best first by the metric that the experiment is judged by; those without a score last."""
-    searched = _searched_by(experiment)
+    searched = searched_by(experiment.config)
     sign = 1 if searched is None or searched[1] else -1
 
     def rank(trial: TrialRecord) -> float:
@@ -122,17 +123,10 @@ def judged_by(experiment: ExperimentRecord, trials: Iterable[TrialRecord]) -> tu
 
     It is the searcher's; without one, a validation metric that is named as a loss.
     """
-    if (searched := _searched_by(experiment)) is not None:
+    if (searched := searched_by(experiment.config)) is not None:
         return searched
     found = (trial.best_validation for trial in trials if trial.best_validation is not None)
     return next((best.metric for best in found), _USUAL_METRIC), True
-
-
-def _searched_by(experiment: ExperimentRecord) -> tuple[str, bool] | None:
-    searcher = (experiment.config or {}).get("searcher")
-    if isinstance(searcher, Mapping) and isinstance(searcher.get("metric"), str):
-        return searcher["metric"], bool(searcher.get("smaller_is_better", True))
-    return None
 
 
 def _number(value: object) -> float | None:

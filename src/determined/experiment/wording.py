@@ -92,6 +92,12 @@ def lacks_runner(record: tracking.ExperimentRecord) -> bool:
     return record.runner is None or record.runner.is_gone
 
 
+def searcher(record: tracking.ExperimentRecord) -> Mapping[str, Any]:
+    """Return the searcher of an experiment; a local run has none by which it was searched."""
+    found = (record.config or {}).get("searcher")
+    return found if isinstance(found, Mapping) and not record.is_local else {}
+
+
 def percent(progress: float | None) -> str | None:
     """Return progress from 0 to 1 as a percentage."""
     return None if progress is None else f"{100 * progress:.0f}%"

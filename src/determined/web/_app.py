@@ -112,7 +112,7 @@ class _Site:
             "bytes": wording.bytes_text,
             "state": wording.state_text,
         }
-        self._templates.globals |= {"version": VERSION, "duration": wording.duration}
+        self._templates.globals |= {"version": VERSION, "duration": wording.duration, "searcher": wording.searcher}
 
     def page(self, make: Callable[..., Page]) -> Callable[[Request], Response]:
         """Return what answers with a whole page."""

@@ -90,7 +90,6 @@ class Pages:
         context = {
             "title": f"Experiment {id}: {wording.cell(read.record.name)}",
             "experiment": read.record,
-            "search": _searcher(read.record).get("name"),
             "metric": read.metric,
             "best": read.ranked[0] if read.ranked and read.ranked[0].best_validation else None,
             "states": collections.Counter(trial.state.value for trial in read.trials),
@@ -295,11 +294,6 @@ def _actions(experiment: ExperimentRecord) -> list[tuple[str, str]]:
         return ending[1:] if experiment.desired is Desired.CANCELED else []
     is_wanted = experiment.desired is Desired.ACTIVE and not wording.lacks_runner(experiment)
     return [("pause", "") if is_wanted else ("activate", ""), *ending]
-
-
-def _searcher(experiment: ExperimentRecord) -> Mapping[str, Any]:
-    found = (experiment.config or {}).get("searcher")
-    return found if isinstance(found, Mapping) and not experiment.is_local else {}
 
 
 def _selected(rows: Sequence[Any], query: Query) -> Selection:

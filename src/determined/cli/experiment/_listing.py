@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -42,17 +42,11 @@ def _row(record: tracking.ExperimentRecord) -> tuple[Any, ...]:
         wording.percent(record.progress),
         wording.when(record.started),
         wording.duration(record.started, record.ended),
-        _searcher(record).get("name"),
+        wording.searcher(record).get("name"),
         record.trial_count,
         record.checkpoint_count,
         ", ".join(record.labels) or None,
     )
-
-
-def _searcher(record: tracking.ExperimentRecord) -> Mapping[str, Any]:
-    """Return the searcher of an experiment; a local run has none by which it was searched."""
-    found = (record.config or {}).get("searcher")
-    return found if isinstance(found, Mapping) and not record.is_local else {}
 
 
 def describe(id: ExperimentId, json: Json = False) -> None:
@@ -99,7 +93,7 @@ def _fields(experiment: tracking.ExperimentRecord, trials: list[tracking.TrialRe
         "started": wording.when(experiment.started),
         "ended": wording.when(experiment.ended),
         "duration": wording.duration(experiment.started, experiment.ended),
-        "search": _searcher(experiment).get("name"),
+        "search": wording.searcher(experiment).get("name"),
         "max slots": experiment.max_slots,
         "priority": experiment.priority,
         "runner": _process_text(experiment.runner),
