@@ -5,7 +5,11 @@ the same data from the same kind of loader, with fused AdamW. The plain loop nev
 losses every 100 batches; ours does the same, and records, and writes TensorBoard files; other libraries log nothing.
 Timed are the batches from the first quarter of a turn to its end, with the GPU at rest at both.
 
-    python benchmarks/gpu.py [--rounds 5] [--only MLP] [--without-peers] [--trace FOLDER]
+A shared machine changes its speed from turn to turn. With `--closely` ours and two plain loops alternate within a turn,
+many times, each with its own model: neighbouring blocks of batches meet the same machine. The second plain loop shows
+how well that tells loops apart.
+
+    python benchmarks/gpu.py [--rounds 5] [--only MLP] [--without-peers] [--closely] [--trace FOLDER]
 """
 
 from __future__ import annotations
@@ -23,13 +27,13 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from _gpu_peers import PEERS
 from _models import DEVICE, WORKS, Work
-from _timing import TimedBatches
+from _timing import Alternation, TimedBatches
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -39,14 +43,17 @@ REPORT_EVERY = 100
 STEP = "step"
 
 
-def train_plainly(work: Work, profiler: torch.profiler.profile | None = None) -> float:
+Collate = Callable[[Any], Any]
+
+
+def plain_loop(work: Work, collate: Collate) -> Iterator[None]:
+    """Train with a loop as people write it; it stops after each batch, to be asked for the next."""
     torch.manual_seed(1)
     model = work.make_model().to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    timed = TimedBatches(work.batches, profiler)
-    loader = DataLoader(work.make_data(), work.batch_size, shuffle=True, drop_last=True, collate_fn=timed.collate)
+    loader = DataLoader(work.make_data(), work.batch_size, shuffle=True, drop_last=True, collate_fn=collate)
     done, losses = 0, []
-    while done < work.batches:
+    while True:
         for inputs, targets in loader:
             inputs, targets = inputs.to(DEVICE, non_blocking=True), targets.to(DEVICE, non_blocking=True)
             with torch.profiler.record_function(STEP):
@@ -60,23 +67,28 @@ def train_plainly(work: Work, profiler: torch.profiler.profile | None = None) ->
             if done % REPORT_EVERY == 0:
                 torch.stack(losses).cpu()
                 losses.clear()
-            if done == work.batches:
-                break
+            yield
+
+
+def train_plainly(work: Work, profiler: torch.profiler.profile | None = None) -> float:
+    timed = TimedBatches(work.batches, profiler)
+    for _ in itertools.islice(plain_loop(work, timed.collate), work.batches):
+        pass
     return timed.watch.seconds
 
 
 class Trial(pytorch.PyTorchTrial):
-    def __init__(self, context: pytorch.PyTorchTrialContext, work: Work, timed: TimedBatches) -> None:
+    def __init__(self, context: pytorch.PyTorchTrialContext, work: Work, collate: Collate) -> None:
         self.context = context
         self.work = work
-        self.timed = timed
+        self.collate = collate
         context.get_experiment_id()  # waits for the record, which is opened once, not with each batch
         torch.manual_seed(1)
         self.model: nn.Module = context.wrap_model(work.make_model())
         self.optimizer = context.wrap_optimizer(torch.optim.AdamW(self.model.parameters(), fused=True))
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
-        options = {"shuffle": True, "drop_last": True, "collate_fn": self.timed.collate}
+        options = {"shuffle": True, "drop_last": True, "collate_fn": self.collate}
         return pytorch.DataLoader(self.work.make_data(), self.work.batch_size, **options)
 
     def build_validation_data_loader(self) -> pytorch.DataLoader:
@@ -93,19 +105,23 @@ class Trial(pytorch.PyTorchTrial):
         return {"validation_loss": self.work.loss_of(self.model, *batch)}
 
 
-def train_with_us(work: Work, profiler: torch.profiler.profile | None = None, **optimizations: Any) -> float:
-    timed = TimedBatches(work.batches, profiler)
+def fit(work: Work, collate: Collate, **optimizations: Any) -> None:
     with (
         pathlib.Path(os.devnull).open("w") as nowhere,
         contextlib.redirect_stdout(nowhere),
         pytorch.init(optimizations=optimizations) as context,
     ):
-        trainer = pytorch.Trainer(Trial(context, work, timed), context)
+        trainer = pytorch.Trainer(Trial(context, work, collate), context)
         trainer.fit(
             max_length=pytorch.Batch(work.batches),
             reporting_period=pytorch.Batch(REPORT_EVERY),
             checkpoint_policy="none",
         )
+
+
+def train_with_us(work: Work, profiler: torch.profiler.profile | None = None, **optimizations: Any) -> float:
+    timed = TimedBatches(work.batches, profiler)
+    fit(work, timed.collate, **optimizations)
     return timed.watch.seconds
 
 
@@ -140,6 +156,29 @@ def compare(work: Work, contenders: Contenders, rounds: int) -> None:
         )
 
 
+def compare_closely(work: Work, rounds: int) -> None:
+    """Let ours and two plain loops train a tenth of a turn by turns, each with its own model."""
+    blocks: list[list[float]] = []
+    for turn in range(rounds + 1):
+        plain_loops = [plain_loop(work, lambda batch: batch) for _ in range(2)]
+        alternation = Alternation(work.batches // 10, plain_loops)
+        fit(work, alternation.collate)
+        gc.collect()
+        if turn:
+            blocks += alternation.blocks[1:]
+    ours, plain, again = zip(*blocks, strict=True)
+    print(f"  {statistics.median(plain) * 1e6:.0f} us a batch of the plain loop; {len(blocks)} blocks of each loop")
+    print_ratios("Resolute", [own / (a + b) * 2 for own, a, b in zip(ours, plain, again, strict=True)])
+    print_ratios("a second plain loop", [b / a for a, b in zip(plain, again, strict=True)])
+
+
+def print_ratios(name: str, ratios: list[float]) -> None:
+    low, median, high = statistics.quantiles(ratios, n=4)
+    mean, error = statistics.fmean(ratios), statistics.stdev(ratios) / len(ratios) ** 0.5
+    half = f"half of them {low:.3f} to {high:.3f}"
+    print(f"  {name:20} ratio {median:.3f} ({half}), mean {mean:.3f} +- {error:.3f}", flush=True)
+
+
 def trace(work: Work, folder: pathlib.Path) -> None:
     """Profile the last batches of a turn of each loop, and show how long the host is away from the program's step."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -166,6 +205,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="part of a model's name")
     parser.add_argument("--trace", type=pathlib.Path, help="write traces of torch's profiler to this folder instead")
     parser.add_argument("--without-peers", action="store_true", help="only the plain loop and ours")
+    parser.add_argument("--closely", action="store_true", help="ours and two plain loops alternate within a turn")
     parser.add_argument("--batches", type=int, help="of a turn, whatever the model")
     parser.add_argument("--cpu", action="store_true", help="where there is no GPU, to try this script")
     arguments = parser.parse_args()
@@ -185,6 +225,8 @@ def main() -> int:
             chosen = dataclasses.replace(work, batches=arguments.batches or work.batches)
             if arguments.trace:
                 trace(chosen, arguments.trace)
+            elif arguments.closely:
+                compare_closely(chosen, arguments.rounds)
             else:
                 compare(chosen, contenders, arguments.rounds)
     return 0

@@ -113,6 +113,30 @@ def test_gradients_are_dropped_after_a_step() -> None:
     assert gradients_of(fit(LineTrial).model) == [None, None]
 
 
+@pytest.mark.parametrize("by_class", [True, False])
+def test_an_optimizer_that_zeroes_gradients_in_its_own_way_does_so(by_class: bool) -> None:
+    calls: list[bool] = []
+
+    class Listening(torch.optim.SGD):
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            calls.append(set_to_none)
+            super().zero_grad(set_to_none)
+
+    class Trial(LineTrial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            own = Listening(self.model.parameters(), lr=0.1)
+            if not by_class:
+                usual = torch.optim.SGD(self.model.parameters(), lr=0.1)
+                usual.zero_grad = own.zero_grad  # type: ignore[method-assign]
+                own = usual
+            self.optimizer = context.wrap_optimizer(own)
+
+    trial = fit(Trial, max_length=pytorch.Batch(3))
+    assert calls == [True] * 3
+    assert gradients_of(trial.model) == [None, None]
+
+
 def test_only_the_gradients_of_the_optimizer_are_dropped() -> None:
     with trainer() as (_, trial):
         other = trial.context.wrap_model(nn.Linear(1, 1))

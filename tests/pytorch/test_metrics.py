@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from determined import pytorch
 from determined.pytorch import Batch
-from determined.pytorch._metrics import MetricWindow, averages
+from determined.pytorch._metrics import MetricWindow, _Held, averages
 from trials import LineTrial, fit, records
 
 
@@ -69,6 +69,31 @@ def test_arrays_stay_arrays(value: Any) -> None:
     (batch,) = window({"m": value})
     assert isinstance(batch["m"], np.ndarray)
     assert batch["m"].tolist() == [1.0, 2.0]
+
+
+@given(
+    kinds=st.lists(
+        st.tuples(
+            st.sampled_from([(), (1,), (2, 3)]),
+            st.sampled_from([torch.float32, torch.float64, torch.half, torch.int64]),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_values_left_on_a_device_are_read_as_those_in_host_memory_are(kinds: list[Any]) -> None:
+    values = [torch.arange(i, i + math.prod(shape)).reshape(shape).to(dtype) for i, (shape, dtype) in enumerate(kinds)]
+    metrics = MetricWindow()
+    metrics._columns, metrics._count = {"m": [_Held(value) for value in values]}, len(values)  # as on a GPU
+    for left, right in zip(metrics.take(), window(*[{"m": value} for value in values]), strict=True):
+        assert np.shape(left["m"]) == np.shape(right["m"])
+        assert np.array_equal(left["m"], right["m"])
+
+
+def test_whole_numbers_left_on_a_device_stay_whole() -> None:
+    metrics = MetricWindow()
+    metrics._columns, metrics._count = {"m": [_Held(torch.tensor(2**60 + 1)), _Held(torch.tensor(3))]}, 2
+    assert metrics.take().columns == {"m": [2**60 + 1, 3]}
 
 
 def test_a_bare_tensor_is_the_loss() -> None:

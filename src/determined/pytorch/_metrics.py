@@ -120,6 +120,10 @@ def _read_device(places: list[tuple[list[Any], int]]) -> None:
     tensors = [column[i].tensor for column, i in places]
     if len({tensor.dtype for tensor in tensors}) > 1:  # counts must not be rounded to the format of a loss
         tensors = [tensor.double() for tensor in tensors]
+    if not any(tensor.dim() for tensor in tensors):  # nearly always; the other way takes a while for each batch
+        for (column, i), value in zip(places, torch.stack(tensors).tolist(), strict=True):
+            column[i] = value
+        return
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).double().cpu()
     start = 0
     for (column, i), tensor in zip(places, tensors, strict=True):

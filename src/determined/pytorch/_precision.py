@@ -56,7 +56,12 @@ class Precision:
 
     def zero_grad(self, optimizer: Optimizer, in_place: bool) -> None:
         """Drop the gradients of an optimizer's parameters, or set them to zero where they are."""
-        optimizer.zero_grad(set_to_none=not in_place)
+        if in_place or not _zeroes_like_torch(optimizer):
+            optimizer.zero_grad(set_to_none=not in_place)
+            return
+        for group in optimizer.param_groups:  # what torch does, but it looks at each gradient before
+            for parameter in group["params"]:
+                parameter.grad = None
 
     def after_batch(self) -> None:
         """Finish a batch after all optimizers have stepped."""
@@ -282,3 +287,8 @@ def cast_floats(data: Any, dtype: torch.dtype, only: Sequence[torch.dtype] | Non
 def _rebuilt(original: Mapping[str, Any], values: dict[str, Any]) -> Any:
     """Return a mapping of the original's type, such as the output classes of Hugging Face models."""
     return type(original)(**values) if all(isinstance(key, str) for key in values) else values
+
+
+def _zeroes_like_torch(optimizer: Optimizer) -> bool:
+    """Say whether neither the class of an optimizer nor anybody else has changed how it zeroes gradients."""
+    return type(optimizer).zero_grad is Optimizer.zero_grad and "zero_grad" not in vars(optimizer)

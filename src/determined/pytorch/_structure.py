@@ -20,6 +20,8 @@ TorchData: TypeAlias = dict[str, Tensor] | Sequence[Tensor] | Tensor
 # Values that nobody expects on a device, such as file names and ids that travel with the tensors.
 _NEVER_MOVED = (str, bytes, int, float, complex, type(None), np.generic)
 
+_PLAIN_CONTAINERS = frozenset({list, tuple, dict})
+
 _LENGTH_REMEDY = "override get_batch_length(batch) in the trial to return the number of samples."
 
 
@@ -186,17 +188,21 @@ def _as_tensor(array: np.ndarray[Any, Any], warned: set[type]) -> Tensor | None:
 def host_bytes(data: Any) -> int | None:
     """Return the bytes of tensors and arrays in host memory; None if the data holds more than such and plain values."""
     if isinstance(data, Tensor):
-        return data.nbytes if data.device.type == "cpu" and data.layout is torch.strided else 0
-    if isinstance(data, np.ndarray):
-        return data.nbytes if data.dtype.kind in "biufc" else None
-    if isinstance(data, _NEVER_MOVED):
-        return 0
-    if callable(getattr(data, "to", None)):
-        return None
-    if isinstance(data, (Mapping, list, tuple)):
-        sizes = [host_bytes(value) for value in (data.values() if isinstance(data, Mapping) else data)]
-        return None if None in sizes else sum(size or 0 for size in sizes)
-    return None
+        return data.nbytes if data.is_cpu and data.layout is torch.strided else 0
+    if type(data) not in _PLAIN_CONTAINERS:
+        if isinstance(data, np.ndarray):
+            return data.nbytes if data.dtype.kind in "biufc" else None
+        if isinstance(data, _NEVER_MOVED):
+            return 0
+        if callable(getattr(data, "to", None)) or not isinstance(data, (Mapping, list, tuple)):
+            return None
+    total = 0
+    for value in data.values() if isinstance(data, Mapping) else data:
+        size = host_bytes(value)
+        if size is None:
+            return None
+        total += size
+    return total
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], data: Any) -> Any:
