@@ -16,6 +16,7 @@ from determined._import import import_from_path
 from determined.pytorch import _checkpoint
 from determined.pytorch._backend import SingleProcess
 from determined.pytorch._context import PyTorchTrialContext
+from determined.pytorch._lazy_dynamo import defer_compiler
 from determined.pytorch._trial import PyTorchTrial
 
 
@@ -52,6 +53,7 @@ def load_trial_from_checkpoint_path(
             stacklevel=2,
         )
     _checkpoint.verify(folder, with_code=trial_class is None)
+    defer_compiler()
     description = _description(folder)
     context = CheckpointLoadContext(description.get("hparams"), description.get("experiment_config"))
     options = kwargs | (torch_load_kwargs or {})

@@ -20,6 +20,7 @@ from determined.core._recording import RunFacts
 from determined.pytorch import _rng
 from determined.pytorch._backend import Backend
 from determined.pytorch._context import PyTorchTrialContext
+from determined.pytorch._lazy_dynamo import defer_compiler
 from determined.pytorch._optimizations import applied, with_optimizations
 from determined.pytorch._plan import Batch, Epoch, TrainUnit
 from determined.pytorch._policy import POLICIES
@@ -57,6 +58,7 @@ def init(
     `{"cuda_graphs": True, "mixed_precision": "bf16"}`.
     """
     _check_init(hparams, exp_conf, distributed, aggregation_frequency, optimizations)
+    defer_compiler()
     info = get_cluster_info()
     config, values = (info.trial._config, info.trial.hparams) if info else (exp_conf, hparams)
     if optimizations:

@@ -31,7 +31,6 @@ PRELOADED = (
     "determined.launch._harness",
     "determined.tracking._recorder",
     "sqlalchemy.dialects.sqlite",
-    "torch._dynamo",  # which the first optimizer imports
 )
 _HUNTING = 0.05
 
