@@ -109,6 +109,7 @@ def starts(entrants: Sequence[Entrant], rounds: int) -> list[Column]:
 
 def save(columns: Sequence[Column], folder: pathlib.Path, facts: dict[str, object], versions: dict[str, str]) -> None:
     found = [{"title": column.title, "unit": column.unit, "values": column.values} for column in columns]
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "peers.json").write_text(json.dumps({**facts, "versions": versions, "columns": found}, indent=1))
     shown = [column for column in columns if column.unit in ("CPU us a batch", "MiB") or "process" in column.unit]
     caption = ", ".join(f"{name} {version}" for name, version in versions.items())
