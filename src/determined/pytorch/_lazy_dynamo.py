@@ -45,7 +45,7 @@ class _Later(types.ModuleType):
     def __init__(self, spec: ModuleSpec) -> None:
         super().__init__(spec.name)
         own = {"__file__": spec.origin, "__loader__": spec.loader, "__package__": spec.name, "__spec__": spec}
-        vars(self).update(own, _loading=threading.RLock(), _disabled=[], graph_break=_do_nothing, disable=self._disable)
+        vars(self).update(own, _leaving=threading.Lock(), _disabled=[], graph_break=_do_nothing, disable=self._disable)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._load(), name)
@@ -72,14 +72,18 @@ class _Later(types.ModuleType):
 
     def _load(self) -> Any:
         """Return the compiler, which is in its usual place from then on."""
-        with self._loading:
-            if self._stands_in():
+        with self._leaving:
+            is_first = self._stands_in()
+            if is_first:
                 del sys.modules[_NAME], torch._dynamo
-                compiler = importlib.import_module(_NAME)
-                for disabled in self._disabled:
-                    disabled.call = compiler.disable(disabled.call, disabled.recursive, wrapping=False)
-                vars(self).update(graph_break=compiler.graph_break, disable=compiler.disable)
-        return importlib.import_module(_NAME)
+        compiler = importlib.import_module(
+            _NAME
+        )  # not within the lock: imports wait for each other by locks of their own
+        if is_first:
+            for disabled in self._disabled:
+                disabled.call = compiler.disable(disabled.call, disabled.recursive, wrapping=False)
+            vars(self).update(graph_break=compiler.graph_break, disable=compiler.disable)
+        return compiler
 
 
 class _Disabled:
