@@ -21,6 +21,7 @@ import functools
 import gc
 import itertools
 import json
+import math
 import os
 import pathlib
 import random
@@ -168,13 +169,15 @@ def compare_closely(work: Work, rounds: int) -> None:
             blocks += alternation.blocks[1:]
     ours, plain, again = zip(*blocks, strict=True)
     print(f"  {statistics.median(plain) * 1e6:.0f} us a batch of the plain loop; {len(blocks)} blocks of each loop")
-    print_ratios("Resolute", [own / (a + b) * 2 for own, a, b in zip(ours, plain, again, strict=True)])
+    print_ratios("Resolute", [own / math.sqrt(a * b) for own, a, b in zip(ours, plain, again, strict=True)])
     print_ratios("a second plain loop", [b / a for a, b in zip(plain, again, strict=True)])
 
 
 def print_ratios(name: str, ratios: list[float]) -> None:
+    """Print how the ratios lie. Their mean is geometric: noise makes the arithmetic one of equal loops exceed 1."""
     low, median, high = statistics.quantiles(ratios, n=4)
-    mean, error = statistics.fmean(ratios), statistics.stdev(ratios) / len(ratios) ** 0.5
+    mean = statistics.geometric_mean(ratios)
+    error = mean * statistics.stdev(map(math.log, ratios)) / len(ratios) ** 0.5
     half = f"half of them {low:.3f} to {high:.3f}"
     print(f"  {name:20} ratio {median:.3f} ({half}), mean {mean:.3f} +- {error:.3f}", flush=True)
 
