@@ -261,7 +261,24 @@ def test_pattern_that_takes_for_ever_is_given_up(runs: Runs) -> None:
     spec = runs.spec(f"echo {'a' * 60}b; echo fine", patterns=["(a+)+$", "fine"])
     ended = runs.run(spec)
     assert (ended.reason, list(ended.matches)) == (EndReason.COMPLETED, ["fine"])
-    assert "'(a+)+$' has no effect any more: it took more than" in runs.text(spec)
+    assert "'(a+)+$' has no effect: it took more than" in runs.text(spec)
+
+
+def test_pattern_that_is_given_up_when_the_run_is_over_is_named_too(runs: Runs) -> None:
+    go = runs.folder / "go"
+    script = f"printf {'a' * 60}b; echo up >&2; until [ -e {go} ]; do sleep 0.01; done"
+    spec = runs.start(runs.spec(script, patterns=["(a+)+$"]))
+    runs.await_text(spec, "up")
+    # As long as somebody could go on writing it, a line without an end is whole only when the run is over.
+    with pathlib.Path(f"/proc/{runs.rank(spec).pid}/fd/1").open("wb"):
+        go.touch()
+        runs.end(spec)
+    assert "'(a+)+$' has no effect: it took more than" in runs.text(spec)
+
+
+def test_what_the_keeper_says_is_not_the_output_of_the_trial(runs: Runs) -> None:
+    ended = runs.run(runs.spec("echo a disk is full >&2; exit 3", patterns=["(", "log policy"]))
+    assert (ended.matches, ended.last_lines) == ({}, ("a disk is full",))
 
 
 def test_pattern_that_is_none_is_named_in_the_log(runs: Runs) -> None:

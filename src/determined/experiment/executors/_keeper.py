@@ -43,6 +43,7 @@ class Keeper:
         self._watch(line.link.fileno(), self._hear)
         self._watch(woken, lambda: self._on_signals(heard(woken)))
         self._patterns = Patterns(spec.patterns)
+        self._told = 0
         self._started = time.time()
         self._ranks: list[Rank] = []
         self._living: dict[int, Rank] = {}
@@ -79,8 +80,7 @@ class Keeper:
         except Exception as error:
             self._course.not_started = f"{error}"
             self._kill_all()
-        for pattern, problem in self._patterns.problems.items():
-            self._say(f"The log policy with the pattern {pattern!r} has no effect: {problem}.")
+        self._tell_of_patterns()
         self._reap()
 
     def _add(self, rank: Rank) -> None:
@@ -95,15 +95,16 @@ class Keeper:
         self._events.unregister(rank.beginning)  # it has begun, or never will
 
     def _copy(self, pipe: int, copy: Callable[[], int]) -> None:
-        known = len(self._patterns.problems)
         if copy() == 0:
             self._events.unregister(pipe)
-        for pattern, problem in list(self._patterns.problems.items())[known:]:
-            self._say(f"The log policy with the pattern {pattern!r} has no effect any more: {problem}.")
+        self._tell_of_patterns()
 
-    def _say(self, text: str) -> None:
-        if self._ranks:
-            self._ranks[0].say(f"[keeper] {text}")
+    def _tell_of_patterns(self) -> None:
+        """Add to the log which patterns are not looked for, or not any more."""
+        news = list(self._patterns.problems.items())[self._told :]
+        self._told += len(news)
+        for pattern, problem in news if self._ranks else ():
+            self._ranks[0].say(f"[keeper] The log policy with the pattern {pattern!r} has no effect: {problem}.")
 
     # What comes from outside
 
@@ -217,6 +218,9 @@ class Keeper:
         course, failure = self._course, self._ends.failure
         for rank in self._ranks:
             course.not_started = course.not_started or rank.complaint()
+            rank.drain()
+        self._tell_of_patterns()
+        for rank in self._ranks:
             rank.close()
         course.failure, course.status = failure, self._ends.status
         with contextlib.suppress(OSError):

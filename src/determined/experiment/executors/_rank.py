@@ -44,8 +44,8 @@ class Rank:
             return ""
 
     def say(self, text: str) -> None:
-        """Add a line to its error output."""
-        self.outputs[1].say([text])
+        """Add a line to its log that is not its own."""
+        self._file.write("stderr", [text])
 
     def end(self, code: int, by_keeper: bool) -> End:
         """Return its end, which has just come."""
@@ -56,10 +56,14 @@ class Rank:
             now = traceback_at
         return End(self.number, code, now, by_keeper)
 
-    def close(self) -> None:
+    def drain(self) -> None:
         """Store what is left of its output."""
         for output in self.outputs:
             output.drain()
+
+    def close(self) -> None:
+        """Let go of its pipes and its log."""
+        for output in self.outputs:
             os.close(output.pipe)
         os.close(self.beginning)
         self._file.close()
