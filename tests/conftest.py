@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import settings
@@ -58,6 +59,26 @@ def own_environment(
     caches = (".cache", ".nv")  # the latter is CUDA's
     leaked = sorted(path.name for path in user.iterdir() if path.name not in caches)
     assert not leaked, f"the test wrote {leaked} into the user's home folder; it belongs under DET_HOME"
+
+
+@pytest.fixture
+def run_program(tmp_path: pathlib.Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a Python program in a process of its own, with the test's home folder."""
+    import determined
+
+    search = os.pathsep.join(map(str, (pathlib.Path(determined.__file__).parents[1], pathlib.Path(__file__).parent)))
+
+    def run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-W", "always", "-c", program],
+            env={**os.environ, "PYTHONPATH": search, **variables},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return run
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@ from __future__ import annotations
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,11 +13,6 @@ from core_ranks import Ranks
 import determined
 from determined import tracking
 from determined._home import home
-
-SOURCES = pathlib.Path(determined.__file__).parents[1]
-TESTS = pathlib.Path(__file__).parents[1]
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -89,24 +82,6 @@ def managed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., determined.Cluster
         return info
 
     return start
-
-
-@pytest.fixture
-def run_program(tmp_path: pathlib.Path) -> Run:
-    """Runs a Python program in a process of its own, with the test's home folder."""
-
-    def run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        search = os.pathsep.join([str(SOURCES), str(TESTS)])
-        return subprocess.run(
-            [sys.executable, "-W", "always", "-c", program],
-            env={**os.environ, "PYTHONPATH": search, **variables},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-
-    return run
 
 
 @pytest.fixture

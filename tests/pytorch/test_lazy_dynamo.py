@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
 import subprocess
-import sys
 import textwrap
+from collections.abc import Callable
 
-TESTS = pathlib.Path(__file__).parents[1]
+import pytest
 
-
-def run(program: str, **environment: str) -> str:
-    """Run a program in a process of its own, which has loaded no compiler yet; return what it prints."""
-    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(program)],
-        env=os.environ | {"PYTHONPATH": path, "DET_PROGRESS": "0"} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
-
+Run = Callable[..., str]
 
 PRELUDE = """
 import sys
@@ -34,6 +19,19 @@ from determined.pytorch._lazy_dynamo import defer_compiler
 def is_loaded():
     return "torch._dynamo.eval_frame" in sys.modules
 """
+
+
+@pytest.fixture
+def run(run_program: Callable[..., subprocess.CompletedProcess[str]]) -> Run:
+    """Runs a program in a process that has loaded no compiler yet, and returns the last line that it prints."""
+
+    def run(program: str, **variables: str) -> str:
+        done = run_program(PRELUDE + textwrap.dedent(program), **variables)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()[-1]
+
+    return run
+
 
 WHOLE_RUN = """
 from saving import save
@@ -58,7 +56,7 @@ print(is_loaded(), resumed.model.weight.tolist())
 """
 
 
-def test_a_run_does_without_the_compiler_and_trains_the_same() -> None:
+def test_a_run_does_without_the_compiler_and_trains_the_same(run: Run) -> None:
     without, with_it = run(WHOLE_RUN), run(WHOLE_RUN, DET_LAZY_COMPILER="0")
     assert without.startswith("False")
     assert with_it.startswith("True")
@@ -77,7 +75,7 @@ USES = [
 ]
 
 
-def test_whoever_wants_more_of_the_compiler_gets_it() -> None:
+def test_whoever_wants_more_of_the_compiler_gets_it(run: Run) -> None:
     program = f"""
         import os
         defer_compiler()
@@ -99,7 +97,7 @@ def test_whoever_wants_more_of_the_compiler_gets_it() -> None:
     assert run(program) == "[]"
 
 
-def test_looking_at_all_modules_loads_nothing() -> None:
+def test_looking_at_all_modules_loads_nothing(run: Run) -> None:
     program = """
         import inspect
         defer_compiler()
@@ -134,11 +132,11 @@ print(found.graph_count, found.graph_break_count, model.weight.tolist())
 """
 
 
-def test_what_is_compiled_afterwards_is_compiled_as_ever() -> None:
+def test_what_is_compiled_afterwards_is_compiled_as_ever(run: Run) -> None:
     assert run("LATER = True\n" + COMPILED_STEP) == run("LATER = False\n" + COMPILED_STEP)
 
 
-def test_several_threads_may_want_it_at_once() -> None:
+def test_several_threads_may_want_it_at_once(run: Run) -> None:
     program = """
         import threading
         defer_compiler()
@@ -152,7 +150,7 @@ def test_several_threads_may_want_it_at_once() -> None:
     assert run(program) == "4 1"
 
 
-def test_a_compiler_that_is_there_already_stays() -> None:
+def test_a_compiler_that_is_there_already_stays(run: Run) -> None:
     program = """
         import torch._dynamo
         before = torch._dynamo
@@ -162,7 +160,7 @@ def test_a_compiler_that_is_there_already_stays() -> None:
     assert run(program) == "True"
 
 
-def test_a_compiler_that_cannot_be_loaded_says_so_each_time() -> None:
+def test_a_compiler_that_cannot_be_loaded_says_so_each_time(run: Run) -> None:
     program = """
         defer_compiler()
         torch.optim.SGD(torch.nn.Linear(1, 1).parameters())

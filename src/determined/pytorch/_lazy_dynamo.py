@@ -76,9 +76,8 @@ class _Later(types.ModuleType):
             is_first = self._stands_in()
             if is_first:
                 del sys.modules[_NAME], torch._dynamo
-        compiler = importlib.import_module(
-            _NAME
-        )  # not within the lock: imports wait for each other by locks of their own
+        # Not within the lock: imports wait for each other by locks of their own.
+        compiler = importlib.import_module(_NAME)
         if is_first:
             for disabled in self._disabled:
                 disabled.call = compiler.disable(disabled.call, disabled.recursive, wrapping=False)

@@ -145,9 +145,7 @@ def _train(
         )
         with stops.following(loop.pulse):
             loop.run()
-        _report_rest(context, timings, progress)
-        for line in timings.summary():
-            display.say(line)
+        _report_times(context, timings, progress, display)
     deleted = _collect_checkpoints(context, policy, saver)
     _say_where(display, context, None if saver.latest in deleted else saver.latest, settings.is_first_fit)
 
@@ -169,10 +167,12 @@ def _take_over_seed(context: PyTorchTrialContext) -> None:
         context.services.recording.put(tracking.SeedChanged(seed=seed))
 
 
-def _report_rest(context: PyTorchTrialContext, timings: Timings, progress: Progress) -> None:
-    """Report the times of what came after the last window: the last validation and checkpoint."""
+def _report_times(context: PyTorchTrialContext, timings: Timings, progress: Progress, display: Display) -> None:
+    """Report the times of what came after the last window, the last validation and checkpoint, and sum all up."""
     if times := timings.take():
         context.services.train.report_metrics("timing", progress.batches_trained, times)
+    for line in timings.summary():
+        display.say(line)
 
 
 def _collect_checkpoints(context: PyTorchTrialContext, policy: CheckpointPolicy, saver: Saver) -> list[str]:
