@@ -97,6 +97,52 @@ def test_rank_that_is_killed_gives_the_status_of_its_signal(
     assert said.count("failed first") == 1
 
 
+def test_rank_that_is_killed_is_named_though_its_keeper_hears_of_it_late(
+    script: Callable[[str], str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    # As on a busy machine: the other one has missed it, said so and ended before the keeper runs again.
+    name = script(
+        "import os, pathlib, signal, subprocess, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    keeper = os.getppid()\n"
+        "    wake = f'while ! test -e over; do sleep 0.01; done; sleep 0.2; kill -CONT {keeper}'\n"
+        "    null = subprocess.DEVNULL\n"
+        "    subprocess.Popen(['sh', '-c', wake], stdout=null, stderr=null, start_new_session=True)\n"
+        "    os.kill(keeper, signal.SIGSTOP)\n"
+        "    pathlib.Path('gone').touch()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import atexit\n"
+        "while not pathlib.Path('gone').exists(): time.sleep(0.01)\n"
+        "atexit.register(pathlib.Path('over').touch)\n"
+        "raise OSError('the peer is gone')"
+    )
+    assert main([*TWO, name]) == 128 + 9
+    assert "rank 1 failed first: it was killed by SIGKILL" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "crash",
+    [
+        pytest.param("os.abort()", id="as NCCL does"),
+        pytest.param("atexit.register(os.kill, os.getpid(), signal.SIGSEGV); raise OSError", id="while ending"),
+    ],
+)
+def test_rank_that_crashes_because_its_peer_has_failed_is_not_named(
+    crash: str, script: Callable[[str], str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    name = script(
+        "import atexit, os, pathlib, signal, sys, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    while not pathlib.Path('over').exists(): time.sleep(0.01)\n"
+        "    time.sleep(0.3)\n"
+        f"    {crash}\n"
+        "atexit.register(pathlib.Path('over').touch)\n"
+        "sys.exit(3)"
+    )
+    assert main([*TWO, name]) == 3
+    assert "rank 0 failed first: it ended with exit code 3" in capfd.readouterr().err
+
+
 def test_rank_whose_traceback_came_first_is_named_however_long_it_takes_to_end(
     script: Callable[[str], str], capfd: pytest.CaptureFixture[str]
 ) -> None:

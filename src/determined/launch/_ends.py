@@ -6,6 +6,10 @@ import dataclasses
 import signal
 
 _STOPPED = {128 + signal.SIGTERM, 128 + signal.SIGINT}
+_LAST_WORDS = 10.0
+"""Seconds that a program may take to end after a traceback that is the reason."""
+_HEAD_START = 2.0
+"""Seconds that it may take to hear of a program that was killed, while others already fail for want of it."""
 _SIGNAL_NAMES = {int(which): which.name for which in signal.Signals}
 
 
@@ -19,6 +23,8 @@ class End:
     time: float
     by_launcher: bool = False
     """Whether it died of a signal that the launcher had passed on."""
+    traceback_at: float | None = None
+    """When it began its last traceback of Python."""
 
     @property
     def status(self) -> int:
@@ -29,6 +35,18 @@ class End:
     def is_failure(self) -> bool:
         """Whether the program ended neither well nor because it was asked to stop."""
         return self.code != 0 and self.code not in _STOPPED and not self.by_launcher
+
+    @property
+    def gave_up_at(self) -> float:
+        """When it stopped training: of ranks that fail together, the first of these is the cause, not the first to end.
+
+        One with a traceback may take long to end. One that was killed says nothing, and on a busy machine the others
+        miss it sooner than its keeper does. An abort may itself be the answer to a peer that is gone, as with NCCL.
+        """
+        was_killed = self.code < 0 and not self.by_launcher
+        if (was_killed or self.code == 1) and self.traceback_at and self.time - self.traceback_at < _LAST_WORDS:
+            return self.traceback_at
+        return self.time - _HEAD_START if was_killed and self.code != -signal.SIGABRT else self.time
 
     def __str__(self) -> str:
         if self.code >= 0:
@@ -57,7 +75,7 @@ class Ends:
     @property
     def failure(self) -> End | None:
         """The first rank that failed; others often fail in its wake."""
-        return min((end for end in self._all if end.is_failure), key=lambda end: end.time, default=None)
+        return min((end for end in self._all if end.is_failure), key=lambda end: end.gave_up_at, default=None)
 
     @property
     def was_stopped(self) -> bool:
@@ -67,5 +85,5 @@ class Ends:
     @property
     def status(self) -> int:
         """The exit status of the first rank that ended with another one than 0."""
-        first = min((end for end in self._all if end.code), key=lambda end: end.time, default=None)
+        first = min((end for end in self._all if end.code), key=lambda end: end.gave_up_at, default=None)
         return 0 if first is None else first.status

@@ -32,7 +32,6 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.
 _CHUNK = 1 << 16
 _FULLEST_PIPE = 1 << 20
 _TRACEBACK = b"Traceback (most recent call last):"
-_LAST_WORDS = 10.0
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")
 _PR_SET_PDEATHSIG = 1
 
@@ -225,17 +224,13 @@ class Keeper:
             _kill_group(self._program.pid)
         for output in self._outputs:
             output.drain()
-        self._ended(code, self._failed_at(now) if code == 1 else now)
-
-    def _failed_at(self, now: float) -> float:
-        """Return when the program gave up: it may have taken longer to end than others that failed in its wake."""
-        said = [output.traceback_at for output in self._outputs if output.traceback_at is not None]
-        return min((at for at in said if now - at < _LAST_WORDS), default=now)
+        self._ended(code, now)
 
     def _ended(self, code: int, when: float) -> None:
         self._code = code
-        by_launcher = -code in self._passed_at
-        if not self._tell({"code": code, "time": when, "by_launcher": by_launcher}):
+        tracebacks = [output.traceback_at for output in self._outputs if output.traceback_at is not None]
+        end = {"code": code, "time": when, "traceback_at": max(tracebacks, default=None)}
+        if not self._tell({**end, "by_launcher": -code in self._passed_at}):
             self._leaves = 1
 
     def _tell(self, message: dict[str, Any]) -> bool:

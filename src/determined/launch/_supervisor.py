@@ -158,7 +158,7 @@ class Supervisor:
             if "attempt" in message:
                 self._on_start(rank, message["rank"], message["attempt"])
             else:
-                self._on_end(rank, End(rank.number, message["code"], message["time"], message["by_launcher"]))
+                self._on_end(rank, End(rank.number, **message))
 
     def _part(self, rank: _Rank) -> None:
         self._events.unregister(rank.line.link)

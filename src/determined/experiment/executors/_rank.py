@@ -12,9 +12,6 @@ from determined.experiment.executors._patterns import Patterns
 from determined.experiment.executors._spec import RunSpec
 from determined.launch._ends import End
 
-_LAST_WORDS = 10.0
-"""Seconds that a process may take to end after a traceback that is the reason."""
-
 
 class Rank:
     """A process that trains, and its output."""
@@ -49,12 +46,7 @@ class Rank:
 
     def end(self, code: int, by_keeper: bool) -> End:
         """Return its end, which has just come."""
-        now = time.monotonic()
-        traceback_at = self.outputs[1].traceback_at
-        # Of ranks that fail together, the first to complain counts, not the first to be gone.
-        if code == 1 and traceback_at is not None and now - traceback_at < _LAST_WORDS:
-            now = traceback_at
-        return End(self.number, code, now, by_keeper)
+        return End(self.number, code, time.monotonic(), by_keeper, self.outputs[1].traceback_at)
 
     def drain(self) -> None:
         """Store what is left of its output."""
