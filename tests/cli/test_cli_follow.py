@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -127,12 +128,17 @@ def test_without_a_terminal_an_interrupt_detaches(held: Lab) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         try:
-            assert any("best so far" in line for line in iter(process.stdout.readline, ""))
+            told = ""
+            while "best so far" not in told:
+                told += process.stdout.readline() or pytest.fail(f"it ended: {told}")
             process.send_signal(signal.SIGINT)
             rest = process.stdout.read()
             assert process.wait(30) == 130
         finally:
             process.kill()
+    assert "experiment 1 ACTIVE\n" in told
+    assert re.findall(r"trial \d+ running: x \d+\n", told)
+    assert " at step " not in told  # what is older than the command
     assert "runs on by itself" in rest
     assert held.state(1) == "ACTIVE"
 

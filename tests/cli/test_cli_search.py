@@ -10,7 +10,10 @@ import re
 from typing import Any
 
 import pytest
-from command_lab import CLASS_CONFIG, Searched
+from command_lab import CLASS_CONFIG, Lab, Searched, eventually
+
+from determined.cli._follow._view import View
+from determined.cli._follow._watch import Watch
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -24,18 +27,33 @@ def best_trial(searched: Searched) -> Any:
     return min(trials, key=lambda trial: trial.best_validation.value if trial.best_validation else 1e9)
 
 
-def test_following_prints_a_line_for_each_change(searched: Searched) -> None:
-    for line in (
-        "experiment 1 ACTIVE",
-        "trial 1 running",
-        "trial 1: validation_loss",
-        "best so far",
-        "trial 4 COMPLETED",
-    ):
-        assert line in searched.output
+def test_following_from_the_start_tells_of_every_validation_and_every_end(searched: Searched) -> None:
+    reports = searched.lab.records.metrics_by_trial(1, "validation")
+    told = re.findall(r"trial (\d): validation_loss \S+ at step (\d+)\n", searched.output)
+    assert sorted(told) == sorted((str(id), str(report.steps_completed)) for id in reports for report in reports[id])
+    assert sorted(reports) == [1, 2, 3, 4]
+    assert "best so far" in searched.output
     end = searched.output.index("experiment 1 COMPLETED")
-    assert searched.output.index("experiment 1 ACTIVE") < end
     assert all(0 < searched.output.index(f"trial {number} COMPLETED") < end for number in range(1, 5))
+
+
+def test_following_from_the_start_tells_what_came_before_the_first_look(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Watch.look
+
+    def look_late(self: Watch) -> View:
+        eventually(lambda: lab.state(1) == "COMPLETED")
+        return look(self)
+
+    monkeypatch.setattr(Watch, "look", look_late)
+    lab.go.touch()
+    output = lab.succeeds("e", "create", lab.config(), lab.code, "--follow")
+    assert re.findall(r"trial 1: loss \S+ at step \d", output) == [
+        "trial 1: loss 1 at step 1",
+        "trial 1: loss 0.5 at step 2",
+        "trial 1: loss 0.333333 at step 3",
+    ]
 
 
 def test_following_ends_with_the_best_trial_its_checkpoint_and_what_to_type_next(searched: Searched) -> None:

@@ -81,16 +81,17 @@ class LiveDisplay:
 
 
 class LineDisplay:
-    """Prints a line for each change."""
+    """Prints a line for each change; of what was there before the first view, how it stands, or on request all."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tell_all: bool) -> None:
+        self._tell_all = tell_all
         self._states: dict[int, str] = {}
         self._state = ""
         self._best: float | None = None
 
     def show(self, view: View, note: str) -> None:
-        """Print what is new, ends last; of what was there before the first view, how it stands."""
-        news = view.news if self._state else []
+        """Print what is new, ends last."""
+        news = view.news if self._state or self._tell_all else []
         if not view.state.is_final:
             self._say_state(view)
         self._say_trials(view, ended=False)

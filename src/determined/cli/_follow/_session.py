@@ -73,12 +73,15 @@ class _Signals:
             time.sleep(min(left, _SLICE))
 
 
-def follow(experiment_id: int) -> int:
-    """Show an experiment until it ends, is paused or the reader leaves; returns the exit status."""
+def follow(experiment_id: int, *, from_start: bool = False) -> int:
+    """Show an experiment until it ends, is paused or the reader leaves; returns the exit status.
+
+    Of one that has just been started no validation is left out, also where it is faster than the first look.
+    """
     signals = _Signals()
     with Watch(experiment_id, home()) as watch, signals.caught():
         while True:
-            view = _show(watch, signals)
+            view = _show(watch, signals, from_start)
             if view.is_over:
                 return _summary.conclude(view, home())
             choice = _choose(view, signals)
@@ -90,9 +93,9 @@ def follow(experiment_id: int) -> int:
                 _pause(experiment_id)
 
 
-def _show(watch: Watch, signals: _Signals) -> View:
+def _show(watch: Watch, signals: _Signals, from_start: bool) -> View:
     """Show one view after the other until it is over, or Ctrl-C."""
-    display: Display = LiveDisplay(sys.stdout) if sys.stdout.isatty() else LineDisplay()
+    display: Display = LiveDisplay(sys.stdout) if sys.stdout.isatty() else LineDisplay(tell_all=from_start)
     with display:
         while True:
             began = time.process_time()

@@ -69,9 +69,9 @@ def delete(ids: ExperimentIds, yes: Yes = False) -> None:
     each(ids, control.delete, "Deleted experiment {}.")
 
 
-def watch(id: int) -> None:
+def watch(id: int, *, from_start: bool = False) -> None:
     """Follow an experiment, and end with its exit status."""
     from determined.cli._follow import follow
 
-    if status := follow(id):
+    if status := follow(id, from_start=from_start):
         raise typer.Exit(status)

@@ -93,7 +93,7 @@ def _create(config: ExperimentConfig, folder: pathlib.Path, follow: bool, paused
         return
     _drive.start(id, slots=slots)
     if follow:
-        watch(id)
+        watch(id, from_start=True)
         return
     typer.echo(f"  det experiment activate {id} -f  follows it")
     typer.echo(f"  det experiment describe {id}     shows its trials")
