@@ -99,6 +99,28 @@ def test_of_many_who_claim_at_once_one_gets_the_experiment(url: str) -> None:
     assert all(f"experiment {id} is run by process" in refusal for refusal in refusals[1:])
 
 
+def test_a_new_database_is_set_up_once_though_several_begin_with_it_at_once(url: str) -> None:
+    import sqlalchemy as sa
+
+    count = 6
+    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+    for name in ("first", "second", "third"):
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"CREATE DATABASE {name}")
+        new = sa.make_url(url).set(database=name).render_as_string(hide_password=False)
+        start = threading.Barrier(count)
+
+        def open_new(_: int, new: str = new, start: threading.Barrier = start) -> bool:
+            start.wait(60)
+            with tracking.Slots(new):
+                return True
+
+        with concurrent.futures.ThreadPoolExecutor(count) as threads:
+            assert all(threads.map(open_new, range(count)))
+        assert tracking.Records(new).experiments() == []
+    engine.dispose()
+
+
 def test_no_slot_is_given_twice(url: str) -> None:
     def take(trial_id: int) -> list[int] | None:
         with tracking.Slots(url, "elsewhere") as slots:

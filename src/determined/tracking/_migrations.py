@@ -125,7 +125,7 @@ def opened(
 def migrate(engine: sa.Engine, migrations: Sequence[Migration] = MIGRATIONS) -> None:
     """Bring the database to the newest version: pending migrations in order, a transaction each.
 
-    Safe when several processes do it at once: the version is read under the write lock.
+    Safe when several processes do it at once: the version is read by one after the other.
     """
     while _migrate_once(engine, migrations) < len(migrations):
         pass
@@ -133,6 +133,7 @@ def migrate(engine: sa.Engine, migrations: Sequence[Migration] = MIGRATIONS) -> 
 
 def _migrate_once(engine: sa.Engine, migrations: Sequence[Migration]) -> int:
     with engine.begin() as connection:
+        _database.wait_for_turn(connection, "migrations", 0)
         version = check_version(connection, supported=len(migrations))
         if version < len(migrations):
             migrations[version](connection)
