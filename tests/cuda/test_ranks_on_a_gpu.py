@@ -6,6 +6,8 @@ rank uses nccl.
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -96,6 +98,16 @@ def test_rank_without_a_gpu_of_its_own_is_refused() -> None:
     with ranks.started(devices, 2, environment={"LOCAL_RANK": "99"}) as started:
         ended = started.wait()
     assert "This machine has 1 GPUs, but the process of local rank 99" in ended[0].output
+
+
+def test_rank_that_fails_under_nccl_says_only_why(run_program: Callable[..., Any]) -> None:
+    program = "from determined import pytorch\nwith pytorch.init():\n    raise ValueError('broken')"
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "test"}
+    ended = run_program(program, **rank, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    assert "ValueError: broken" in ended.stderr
+    assert "destroy_process_group" not in ended.stderr
 
 
 class SyncTrial(FullTrial):

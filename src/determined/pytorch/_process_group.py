@@ -94,9 +94,16 @@ def _process_group() -> Iterator[None]:
         failed = leaving.code not in (None, 0) and not (isinstance(leaving.code, int) and leaving.code > 128)
         raise
     finally:
-        # Where a rank has failed, the others may never answer.
-        if dist.is_initialized() and not failed:
-            dist.destroy_process_group()
+        if dist.is_initialized():
+            _leave_group(failed)
+
+
+def _leave_group(failed: bool) -> None:
+    """Take the process group down; after a failure without waiting for the other ranks, which may never answer."""
+    if not failed:
+        dist.destroy_process_group()
+    elif "nccl" in dist.get_backend():  # else torch warns at the end of the process that nobody destroyed the group
+        dist.distributed_c10d._abort_process_group()
 
 
 def translate_slurm(environment: MutableMapping[str, str]) -> None:
