@@ -96,11 +96,11 @@ def test_plateau_schedule_stepped_by_a_callback_goes_on() -> None:
             context.wrap_lr_scheduler(self.plateau, LRScheduler.StepMode.MANUAL_STEP)
 
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-            plateau = self.plateau
+            context, plateau = self.context, self.plateau
 
             class Step(pytorch.PyTorchCallback):
                 def on_validation_end(self, metrics: dict[str, Any]) -> None:
-                    plateau.step(metrics["batches"])  # grows, so it never improves
+                    plateau.step(context.current_train_batch())  # grows, so it never improves
 
             return {**super().build_callbacks(), "step": Step()}
 
@@ -172,7 +172,7 @@ def test_epoch_hooks_are_not_run_again(stop: int, expected: list[Any]) -> None:
 def test_best_validation_is_remembered() -> None:
     class Worsening(ExactTrial):
         def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-            done = self.context.current_train_batch()
+            done = self.context.current_train_batch() + 1
             return {"validation_loss": abs(done - 4.5)}  # 2.5, 0.5, 1.5, 3.5, ...
 
     fit: dict[str, Any] = {"checkpoint_policy": "best", "validation_period": Batch(2)}

@@ -8,11 +8,14 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 
 class PyTorchCallback:
     """Something to do at certain moments of a run. Override what you need; the rest does nothing.
 
-    Hooks run on every rank, except where they say otherwise.
+    Hooks run on every rank, except where they say otherwise. Numbers among the metrics they get are NumPy scalars.
+    Random numbers drawn in `on_training_start` and in the hooks of a checkpoint do not change those of the training.
     """
 
     def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
@@ -31,10 +34,14 @@ class PyTorchCallback:
         """Run after the last batch of an epoch."""
 
     def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-        """Run at the end of a window of batches, with its averages and the metrics of each batch."""
+        """Run at the end of a window of batches, with its averages and the metrics of each batch.
+
+        The averages carry `batches` and `epochs` too, unless the trial has metrics of those names.
+        """
 
     def on_validation_start(self) -> None:
-        """Run before a validation."""
+        """Run before a validation, with models in evaluation mode and gradients off, as in all hooks up to the end of
+        the checkpoint that follows."""
 
     def on_validation_epoch_start(self) -> None:
         """Run before the first batch of a validation by `evaluate_batch`."""
@@ -43,7 +50,7 @@ class PyTorchCallback:
         """Run after the last batch of a validation, with what `evaluate_batch` returned for each."""
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        """Run after a validation, with its metrics."""
+        """Run after a validation, with the trial's metrics alone: `batches` and `epochs` are in the record only."""
 
     def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
         """Run before a checkpoint is loaded; may change what is loaded."""
@@ -58,7 +65,7 @@ class PyTorchCallback:
         """Run as `on_checkpoint_write_end` does; deprecated in favour of it."""
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
-        """Run when a checkpoint is complete in its store."""
+        """Run when a checkpoint is complete in its store, at the batch of the checkpoint: training waits for it."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the callback wants to find again after a resume, as plain values and tensors."""
@@ -66,6 +73,11 @@ class PyTorchCallback:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` gave."""
+
+
+def as_numpy(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of metrics with NumPy scalars for plain numbers, which callbacks may expect."""
+    return {name: np.asarray(v)[()] if type(v) in (float, int, bool) else v for name, v in metrics.items()}
 
 
 _HOOKS = [name for name in vars(PyTorchCallback) if name.startswith("on_")]

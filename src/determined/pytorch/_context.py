@@ -301,19 +301,23 @@ class PyTorchTrialContext(TrialContext):
 
     def is_epoch_start(self) -> bool:
         """Say whether the current batch is the first of its epoch."""
-        return self._running("is_epoch_start").is_epoch_start
+        return self._at_batch("is_epoch_start").is_epoch_start
 
     def is_epoch_end(self) -> bool:
         """Say whether the current batch is the last of its epoch."""
-        return self._running("is_epoch_end").is_epoch_end
+        return self._at_batch("is_epoch_end").is_epoch_end
 
     def current_train_epoch(self) -> int:
-        """Return the index of the current epoch, counted from the start of training."""
-        return self._running("current_train_epoch").epoch_idx
+        """Return the index of the current batch's epoch, counted from the start of training."""
+        return self._at_batch("current_train_epoch").epoch_idx
 
     def current_train_batch(self) -> int:
-        """Return the index of the current batch, counted from the start of training."""
-        return self._running("current_train_batch").batch_idx
+        """Return the index of the current batch, counted from the start of training.
+
+        In `train_batch` and `on_training_epoch_start` that is the batch in training, in validations and all other hooks
+        the batch trained last. A validation before the first batch is told index 0.
+        """
+        return self._at_batch("current_train_batch").batch_idx
 
     def get_tensorboard_path(self) -> pathlib.Path:
         """Return the folder of this trial's TensorBoard files."""
@@ -354,6 +358,14 @@ class PyTorchTrialContext(TrialContext):
                 "evaluate_batch or a callback."
             )
         return self._clock
+
+    def _at_batch(self, call: str) -> Clock:
+        clock = self._running(call)
+        if clock.batch_idx < 0:
+            raise errors.InternalException(
+                f"context.{call}() has no answer before the first batch; call it from on_training_epoch_start or later."
+            )
+        return clock
 
     def _check_wrapped(self, models: list[Any], optimizers: list[Any]) -> None:
         known = [*self.models, *self.optimizers]

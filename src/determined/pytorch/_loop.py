@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +10,8 @@ from typing import Any
 
 from determined.core._columns import BatchColumns
 from determined.errors import InvalidHP
-from determined.pytorch._callback import Callbacks
+from determined.pytorch import _rng
+from determined.pytorch._callback import Callbacks, as_numpy
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._display import Display
 from determined.pytorch._finite import FiniteWatch
@@ -54,19 +56,20 @@ class Loop:
 
     def _run(self) -> None:
         try:
-            self.callbacks.run("on_training_start")
+            with _rng.set_aside():  # a resumed run comes here once more
+                self.callbacks.run("on_training_start")
             if self.validate_first:
-                self.validate_if_stale()
+                with self.clock.training():  # it is told of the first batch, as no other has been trained
+                    self.validate_if_stale()
             self.perform_due()  # what a stop may have come before
             while not self.plan.finished(self.progress):
                 self.train_window()
                 if not self.is_window_complete():
                     raise Stopped
-                self.timings.timed("metrics", self.report)()
+                with self.random_numbers_of(TrainBoundaryType.REPORT):
+                    self.timings.timed("metrics", self.report)()
                 self.announce_saved()
                 self.perform_due()
-            self.validate_if_stale()
-            self.save_if_stale()
             self.finish_saving()
         except Stopped:
             self.leave(save=True)
@@ -85,6 +88,9 @@ class Loop:
 
     def train_window(self) -> None:
         """Train until something is due, and hold on to the metrics of each batch."""
+        self.validation.resume_training()
+        if not len(self.window):  # what hooks between two windows added belongs to neither
+            self.context.reset_reducers()
         if self.compiles:
             self.train_compiling()
         else:
@@ -102,19 +108,28 @@ class Loop:
 
     def is_window_complete(self) -> bool:
         """Say whether something is due at this batch, so that the window of metrics ends with it."""
-        return bool(self.plan.due(self.progress)) or self.plan.finished(self.progress)
+        return bool(self.plan.due(self.progress))
 
     def train_until(self, end: int) -> None:
         """Train up to a number of batches, within one epoch, or until asked to stop."""
+        begin, epoch = self.progress.batches_trained, self.progress.epochs_trained
+        with self.clock.training():
+            if self.clock.is_epoch_start:
+                self.callbacks.run("on_training_epoch_start", epoch)
+            batch = self.train_batches(end, epoch)
+        self.display.trained(batch, self.progress.batches_trained - begin)
+        if self.clock.is_epoch_end:
+            self.progress.epochs_trained = self.clock.epoch_of(self.progress.batches_trained)
+            self.callbacks.run("on_training_epoch_end", epoch)
+
+    def train_batches(self, end: int, epoch: int) -> Any:
+        """Train batches of one epoch, and return the last of them."""
         progress, add, after_batch = self.progress, self.window.add, self.after_batch
         context, preempt, bound = self.context, self.context.services.preempt, self.stops.bound
         self.timings.look(progress.batches_trained)
         fetch = self.timings.timed("data_fetch", self.fetch)
         to_device = self.timings.timed("to_device", self.to_device)
         train_batch = self.timings.timed("train_batch", self.train_batch)
-        begin, epoch = progress.batches_trained, progress.epochs_trained
-        if self.clock.is_epoch_start:
-            self.callbacks.run("on_training_epoch_start", epoch)
         while progress.batches_trained < end:
             batch = to_device(fetch())
             add(train_batch(batch, epoch, progress.batches_trained))
@@ -124,15 +139,12 @@ class Loop:
             wanted = context.stop_requested or preempt.signum is not None
             if (wanted or progress.batches_trained >= bound.limit) and self.stops.now():
                 break
-        self.display.trained(batch, progress.batches_trained - begin)
-        if self.clock.is_epoch_start:
-            progress.epochs_trained = self.clock.epoch_of(progress.batches_trained)
-            self.callbacks.run("on_training_epoch_end", epoch)
+        return batch
 
     def report(self, *, keep: bool = False) -> None:
         """Report the metrics of the window that ends here; keep them for a checkpoint if it ends too early."""
-        batches, metrics = self.gathered(self.window.peek() if keep else self.window.take())
-        self.stamp(metrics)
+        batches, own = self.gathered(self.window.peek() if keep else self.window.take())
+        metrics = self.with_position(own)
         done = self.progress.batches_trained
         self.watch.look_at_batches(batches, done)
         self.watch.look("training", metrics, done)
@@ -143,7 +155,8 @@ class Loop:
             self.context.services.train.report_metrics("timing", done, times)
         self.display.reported(metrics)
         if self.callbacks.wants("on_training_workload_end"):
-            self.callbacks.run("on_training_workload_end", dict(metrics), list(batches))
+            averages = self.with_position(as_numpy(own))
+            self.callbacks.run("on_training_workload_end", averages, [as_numpy(one) for one in batches])
         if not keep:
             self.context.reset_reducers()
 
@@ -167,34 +180,43 @@ class Loop:
                 self.save_if_stale()
             self.raise_if_stopping()
 
-    def validate(self) -> None:
-        """Validate, report, and save if the policy finds the result worth it."""
+    def random_numbers_of(self, action: TrainBoundaryType) -> contextlib.AbstractContextManager[None]:
+        """Keep what an action draws out of the training's random numbers if a longer run would not do it here."""
+        return _rng.set_aside() if self.plan.is_extra(action, self.progress) else contextlib.nullcontext()
+
+    def validate(self) -> bool:
+        """Validate and report; returns whether the policy finds the result worth a checkpoint."""
         self.display.validating()
         if self.validation.starts_processes:  # none is forked while another thread is in the middle of a write
-            self.finish_saving()
+            self.saver.wait()
         metrics = self.timings.timed("validation", self.validation.run)()
-        self.stamp(metrics)
         self.progress.last_val = self.progress.batches_trained
+        self.progress.last_ckpt = None  # none knows of this validation yet, not even one of this batch
         self.watch.look("validation", metrics, self.progress.batches_trained)
-        worth_saving = self.context.distributed.broadcast(self.policy.wants(metrics))
-        self.context.services.train.report_validation_metrics(self.progress.batches_trained, metrics)
+        worth_saving: bool = self.context.distributed.broadcast(self.policy.wants(metrics))
+        self.context.services.train.report_validation_metrics(
+            self.progress.batches_trained, self.with_position(metrics)
+        )
         self.display.validated(metrics)
         try:
-            self.callbacks.run("on_validation_end", dict(metrics))
+            self.callbacks.run("on_validation_end", as_numpy(metrics))
         finally:  # a callback may leave the loop, and the checkpoint that follows is one of training
             self.context.reset_reducers()
-        if worth_saving:
-            self.save_if_stale()
+        return worth_saving
 
     def validate_if_stale(self) -> None:
-        """Validate unless the last validation was at this batch."""
+        """Validate unless the last validation was at this batch, and save if the result is worth it."""
         if self.progress.last_val != self.progress.batches_trained:
-            self.validate()
+            with self.random_numbers_of(TrainBoundaryType.VALIDATE):
+                worth_saving = self.validate()
+            if worth_saving:
+                self.save_if_stale()
 
     def save_if_stale(self) -> None:
         """Save a checkpoint unless the last one was at this batch."""
         if self.progress.last_ckpt != self.progress.batches_trained:
-            self.finish_saving()
+            self.saver.wait()
+            self.announce_saved()
             self.timings.timed("checkpoint", self.saver.save)()
             self.announce_saved()
 
@@ -204,10 +226,9 @@ class Loop:
             self.display.saved(uuid)
 
     def finish_saving(self) -> None:
-        """Wait for the checkpoint that is being written."""
-        self.saver.wait()
+        """Wait for the checkpoint that is being written. All ranks must call this."""
+        self.saver.finish()
         self.announce_saved()
-        self.saver.tell_callbacks()
 
     def leave(self, *, save: bool) -> None:
         """End training before its length."""
@@ -233,7 +254,7 @@ class Loop:
         change = self.timings.next_change(self.progress.batches_trained)
         return stop if change is None else min(stop, change)
 
-    def stamp(self, metrics: dict[str, Any]) -> None:
-        """Add how far training has come, unless the trial has metrics of such names."""
-        metrics.setdefault("batches", self.progress.batches_trained)
-        metrics.setdefault("epochs", self.progress.epochs_trained)
+    def with_position(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Return metrics with how far training has come, unless the trial has metrics of such names."""
+        position = {"batches": self.progress.batches_trained, "epochs": self.progress.epochs_trained}
+        return metrics | position | metrics

@@ -65,6 +65,10 @@ class TrainBoundaryType(enum.Enum):
     TRAIN = "TRAIN"
 
 
+_IN_ORDER = (TrainBoundaryType.REPORT, TrainBoundaryType.VALIDATE, TrainBoundaryType.CHECKPOINT)
+"""Actions in the order in which those that fall on one batch must run."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrainBoundary:
     """An action and when it is due."""
@@ -106,7 +110,16 @@ class Plan:
         return progress.batches_trained >= self.total_batches
 
     def due(self, progress: Progress) -> list[TrainBoundaryType]:
-        """Return what must be done now, after a batch, in order."""
+        """Return what must be done now, after a batch, in order; after the last batch, all of it."""
+        return list(_IN_ORDER) if self.finished(progress) else self._periodic(progress)
+
+    def is_extra(self, action: TrainBoundaryType, progress: Progress) -> bool:
+        """Say whether an action comes now only because training ends here: a longer one would not do it."""
+        periodic = self._periodic(progress)
+        # Whatever is due ends a window of metrics, which is reported.
+        return not periodic if action is TrainBoundaryType.REPORT else action not in periodic
+
+    def _periodic(self, progress: Progress) -> list[TrainBoundaryType]:
         return [action for action, unit in self.every.items() if self._is_due(unit, progress.batches_trained)]
 
     def next_stop(self, progress: Progress) -> int:

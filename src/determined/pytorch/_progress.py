@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -63,32 +65,45 @@ class Epochs:
 
 
 class Clock:
-    """What the running loop tells the trial about where it is."""
+    """What the running loop tells the trial about where it is.
+
+    The current batch is the one in training; between batches, the one trained last.
+    """
 
     def __init__(self, progress: Progress, epochs: Epochs) -> None:
         self._progress = progress
         self._epochs = epochs
+        self._between = 1  # 0 while a batch is in training
         self.initial_batch = progress.batches_trained
         """Batches that were trained before this run began."""
 
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Make the next batch the current one; inside the block, each batch follows the one before."""
+        self._between = 0
+        try:
+            yield
+        finally:
+            self._between = 1
+
     @property
     def batch_idx(self) -> int:
-        """Index of the batch in training, counted from the start of training."""
-        return self._progress.batches_trained
+        """Index of the current batch, counted from the start of training; -1 before the first batch."""
+        return self._progress.batches_trained - self._between
 
     @property
     def epoch_idx(self) -> int:
-        """Index of the epoch in training."""
-        return self._progress.epochs_trained
+        """Index of the epoch of the current batch."""
+        return self.epoch_of(self.batch_idx)
 
     @property
     def is_epoch_start(self) -> bool:
-        """Whether the batch in training is the first of its epoch."""
+        """Whether the current batch is the first of its epoch."""
         return self.epoch_of(self.batch_idx) != self.epoch_of(self.batch_idx - 1)
 
     @property
     def is_epoch_end(self) -> bool:
-        """Whether the batch in training is the last of its epoch."""
+        """Whether the current batch is the last of its epoch."""
         return self.epoch_of(self.batch_idx) != self.epoch_of(self.batch_idx + 1)
 
     @property

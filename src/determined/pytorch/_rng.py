@@ -50,6 +50,16 @@ def set_state(state: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
+def set_aside() -> Iterator[None]:
+    """Leave the generators after the block as they were before it, whatever is drawn inside."""
+    before = get_state()
+    try:
+        yield
+    finally:
+        set_state(before)
+
+
+@contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed the generators of the CPU inside the block and leave them as they were after it."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()

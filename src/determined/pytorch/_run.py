@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
+
 from determined import tracking
 from determined.core._context import searcher_metric
 from determined.pytorch import _checkpoint, _ranks_state
@@ -85,7 +87,7 @@ def run(trial: PyTorchTrial, context: PyTorchTrialContext, settings: FitSettings
     if saved is not None:
         with _checkpoint.reading(saved.path):
             progress.load_state_dict(saved.state["loop"]["progress"])
-    with _trial_scope(callbacks, progress.batches_trained, saved.uuid if saved else None):
+    with _run_scope(context), _trial_scope(callbacks, progress.batches_trained, saved.uuid if saved else None):
         _train(trial, context, settings, callbacks, progress, saved)
 
 
@@ -111,14 +113,15 @@ def _train(
     saver.check()
     fetch = _go_to_position(context, saver, stream, progress, window, saved, share)
     clock = Clock(progress, stream.epochs)
+    context.follow(clock)
     stops = stops_of(context, progress)
     most_batches = 1 if settings.test_mode else None
     validation = Validation(trial, context, callbacks, validation_data, most_batches, stops.wanted)
     with (
-        _following(context, clock),
+        torch.enable_grad(),  # and back to what it was before, whatever the last validation leaves
         display,
         saver,
-        training_together(context),
+        training_together(context, clock),
         graphed(context, trial.train_batch, context.batch_mover(), display.say) as ways,
         _after_batch(context, clock, with_precision=not ways.ends_batches) as after_batch,
         Timings(settings.profiler, context.services.profiler, context.device) as timings,
@@ -351,8 +354,8 @@ def _length_of(trial: PyTorchTrial) -> Callable[[Any], int | None]:
 
 
 @contextlib.contextmanager
-def _following(context: PyTorchTrialContext, clock: Clock) -> Iterator[None]:
-    context.follow(clock)
+def _run_scope(context: PyTorchTrialContext) -> Iterator[None]:
+    """Let go of the run's clock and stop requests at its end, after all callbacks."""
     try:
         yield
     finally:

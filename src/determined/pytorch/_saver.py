@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from determined import errors, storage
 from determined._home import home
 from determined.core._context import Context
-from determined.pytorch import _checkpoint, _code, _ranks_state
+from determined.pytorch import _checkpoint, _code, _ranks_state, _rng
 from determined.pytorch._callback import Callbacks
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._keeping import Shards
@@ -22,6 +22,8 @@ from determined.pytorch._snapshot import HostCopier
 from determined.pytorch._writer import BackgroundWriter
 
 logger = logging.getLogger("determined.pytorch")
+
+_HOOKS_AFTER_WRITE = ("on_checkpoint_write_end", "on_checkpoint_end", "on_checkpoint_upload_end")
 
 ProgramFiles = tuple[_code.Program, list[pathlib.Path]]
 
@@ -133,17 +135,18 @@ class Saver:
         self._rank_parts = rank_parts
         self._copier = HostCopier()
         self._writer = BackgroundWriter()
+        wants = any(callbacks.wants(hook) for hook in _HOOKS_AFTER_WRITE)
+        self._waits = any(context.distributed.allgather(wants))
         self._unshown: str | None = None
-        self._untold: str | None = None
         self.latest: str | None = None
         """The id of the checkpoint saved or loaded last."""
 
+    @_rng.set_aside()  # what hooks draw here, a run that goes on from the checkpoint does not draw
     def save(self) -> None:
-        """Take a snapshot of the run and begin to write it; the write before is waited for.
+        """Take a snapshot of the run and begin to write it; `wait` must come before. All ranks must call this.
 
-        A callback that needs the folder makes this wait for the write too.
+        Where a callback has a hook that comes after the write, this waits for the write too.
         """
-        self.wait()
         program = self._program  # found on this thread: git must not be started while another forks workers
         self._progress.last_ckpt = self._progress.batches_trained
         shards = self._context.backend.keeper.shards()
@@ -164,12 +167,15 @@ class Saver:
             self._begin_write(state, program)
         else:
             self._write(shards.take(state, ""), self._progress.batches_trained, program, shards)
+        if self._waits:
+            self.finish()
+            self._callbacks.run("on_checkpoint_upload_end", self.latest)
 
     def _begin_write(self, state: dict[str, Any], program: ProgramFiles) -> None:
         if not self._context.distributed.is_chief:
             return
         write = functools.partial(self._write, self._copier.copy(state), self._progress.batches_trained, program)
-        if any(self._callbacks.wants(hook) for hook in ("on_checkpoint_write_end", "on_checkpoint_end")):
+        if self._waits:  # on this thread, where its hooks must run
             write()
         else:
             self._writer.start(write)
@@ -188,20 +194,16 @@ class Saver:
         if not self._writer.finished():
             return None
         uuid, self._unshown = self._unshown, None
-        if self._context.distributed.size == 1:
-            self.tell_callbacks()
         return uuid
 
-    def tell_callbacks(self) -> None:
-        """Tell the callbacks of all ranks of a checkpoint that is complete. All ranks must call this."""
-        uuid, self._untold = self._context.distributed.broadcast(self._untold), None
-        if uuid is not None:
-            self.latest = uuid
-            self._callbacks.run("on_checkpoint_upload_end", uuid)
-
     def wait(self) -> None:
-        """Wait until the checkpoint that is being written is complete."""
+        """Wait until the checkpoint that this rank writes is complete."""
         self._writer.wait()
+
+    def finish(self) -> None:
+        """Wait until the checkpoint that is being written is complete. All ranks must call this."""
+        self.wait()
+        self.latest = self._context.distributed.broadcast(self.latest)
 
     def __enter__(self) -> Saver:
         return self
@@ -237,7 +239,7 @@ class Saver:
         except errors.StorageException as error:
             safe = f"The last good checkpoint is {self.latest}." if self.latest else "There is none before it."
             raise errors.StorageException(f"The checkpoint of batch {steps} is not saved. {error} {safe}") from error
-        self.latest = self._unshown = self._untold = uuid
+        self.latest = self._unshown = uuid
 
     def _fill(self, folder: pathlib.Path, state: dict[str, Any], program_files: ProgramFiles) -> None:
         program, files = program_files

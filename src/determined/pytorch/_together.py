@@ -9,14 +9,15 @@ import torch
 
 from determined.pytorch import _rng
 from determined.pytorch._context import PyTorchTrialContext
+from determined.pytorch._progress import Clock
 
 
 @contextlib.contextmanager
-def training_together(context: PyTorchTrialContext) -> Iterator[None]:
+def training_together(context: PyTorchTrialContext, clock: Clock) -> Iterator[None]:
     """Average gradients over all ranks inside the block. All ranks must enter it."""
 
     def steps_now() -> bool:
-        return (context.current_train_batch() + 1) % context.aggregation_frequency == 0
+        return (clock.batch_idx + 1) % context.aggregation_frequency == 0
 
     aggregates = context.aggregation_frequency > 1
     check = context.backend.start(context.models, steps_now if aggregates else None, context.compressed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import pathlib
@@ -174,7 +175,7 @@ class Trainer:
             # since it is the checkpoint of one fit.
             latest_checkpoint = os.environ.pop("DET_LATEST_CHECKPOINT", None) or latest_checkpoint
         _check_checkpoint(latest_checkpoint)
-        profiler = ProfilerSettings(enabled=True) if profiling_enabled else self._profiler
+        profiler = dataclasses.replace(self._profiler, enabled=True) if profiling_enabled else self._profiler
         settings = FitSettings(
             length=length,
             reporting_period=reporting_period,

@@ -12,7 +12,7 @@ import torch
 from determined import errors
 from determined.core._columns import MISSING, BatchColumns
 from determined.pytorch import _rng
-from determined.pytorch._callback import Callbacks
+from determined.pytorch._callback import Callbacks, as_numpy
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data import batches_of
 from determined.pytorch._metrics import MetricWindow
@@ -39,6 +39,7 @@ class Validation:
         self._loader = loader
         self._most_batches = most_batches
         self._stopping = stopping
+        self._evaluates = False
         self.batches_seen = 0
         """Counts all batches of all validations."""
         self._by_batch = overrides(trial, "evaluate_batch")
@@ -51,31 +52,40 @@ class Validation:
         return bool(getattr(self._loader, "num_workers", 0))
 
     def run(self) -> dict[str, Any]:
-        """Return the metrics of a validation. Models are in evaluation mode meanwhile.
+        """Return the metrics of a validation.
 
-        When asked to stop it raises `Stopped` after a batch and leaves no trace in random numbers and reducers,
-        so that the same validation can follow a resume.
+        Models stay in evaluation mode and gradients off until `resume_training`, so that hooks after the validation
+        find them so. A validation that fails leaves neither. When asked to stop it raises `Stopped` after a batch and
+        leaves no trace in random numbers and reducers, so that the same validation can follow a resume.
         """
         before = _rng.get_state()
         try:
             return self._run()
-        except Stopped:
-            _rng.set_state(before)
-            self._context.reset_reducers()
+        except BaseException as error:
+            self.resume_training()
+            if isinstance(error, Stopped):
+                _rng.set_state(before)
+                self._context.reset_reducers()
             raise
 
+    def resume_training(self) -> None:
+        """Put the models back into training mode, with gradients, if a validation came before."""
+        if self._evaluates:
+            self._set_training(True)
+
+    def _set_training(self, is_training: bool) -> None:
+        self._evaluates = not is_training
+        for model in self._context.models:
+            model.train(is_training)
+        torch.set_grad_enabled(is_training)
+
     def _run(self) -> dict[str, Any]:
-        self._callbacks.run("on_validation_start")
+        self._set_training(False)
         self._context.reset_reducers()
-        for model in self._context.models:
-            model.eval()
+        self._callbacks.run("on_validation_start")
         self._context.backend.even_out(self._context.models)
-        with torch.no_grad():
-            metrics = self._evaluate_batches() if self._by_batch else self._evaluate_all()
-        metrics |= self._context.reduce_metrics(for_training=False)
-        for model in self._context.models:
-            model.train()
-        return metrics
+        metrics = self._evaluate_batches() if self._by_batch else self._evaluate_all()
+        return metrics | self._context.reduce_metrics(for_training=False)
 
     def _evaluate_all(self) -> dict[str, Any]:
         # Where a forward pass needs all ranks, all evaluate the same.
@@ -95,7 +105,7 @@ class Validation:
         self._callbacks.run("on_validation_epoch_start")
         own = self._outputs(itertools.islice(batches_of(self._loader), self._most_batches))
         if own is not None and self._callbacks.wants("on_validation_epoch_end"):
-            self._callbacks.run("on_validation_epoch_end", list(own))
+            self._callbacks.run("on_validation_epoch_end", [as_numpy(outputs) for outputs in own])
         per_rank = [columns for columns in self._context.distributed.allgather(own) if columns is not None]
         if len(per_rank) < self._context.distributed.size:  # a rank was asked to stop
             raise Stopped
