@@ -93,9 +93,7 @@ BEGINNING = views(["trial_startup", "training_start"], True, True, "none yet")
 
 
 def test_every_hook_sees_the_batch_just_trained_and_validations_evaluate() -> None:
-    trial = trials.fit(
-        WatchedTrial, max_length=Epoch(2), validation_period=Epoch(1), checkpoint_period=Epoch(1)
-    )
+    trial = trials.fit(WatchedTrial, max_length=Epoch(2), validation_period=Epoch(1), checkpoint_period=Epoch(1))
     shutdown = views(["trial_shutdown"], False, True, (3, 1, False, True))
     assert trial.views == [*BEGINNING, *epoch(0), *epoch(1), *shutdown]
 

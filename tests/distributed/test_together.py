@@ -87,6 +87,33 @@ def test_validation_and_reducers_cover_all_batches_once_in_their_order() -> None
         assert averages["count"] == 8
 
 
+class UploadTrial(LineTrial):
+    """Only its second rank has a callback, which hears of checkpoints."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.heard: list[tuple[int, str]] = []
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        trial = self
+
+        class Callback(pytorch.PyTorchCallback):
+            def on_checkpoint_upload_end(self, uuid: str) -> None:
+                trial.heard.append((len(trial.seen), uuid))
+
+        return {"callback": Callback()} if self.context.distributed.rank == 1 else {}
+
+
+def uploaded() -> list[tuple[int, str]]:
+    return list(fit(UploadTrial, max_length=Batch(5), checkpoint_period=Batch(2)).heard)
+
+
+def test_any_rank_hears_of_a_complete_checkpoint_at_its_batch() -> None:
+    chief, worker = ranks.run(uploaded, 2)
+    assert chief == []
+    assert worker == [(one.steps_completed, one.uuid) for one in records().checkpoints()]
+
+
 class OneBatchTrial(LineTrial):
     def build_validation_data_loader(self) -> pytorch.DataLoader:
         return pytorch.DataLoader(line_data(4), batch_size=4)

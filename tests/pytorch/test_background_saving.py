@@ -215,25 +215,27 @@ def test_after_a_resume_the_checkpoint_that_was_loaded_is_what_is_safe(writing: 
 # Callbacks
 
 
-@pytest.mark.parametrize("hook", ["on_checkpoint_write_end", "on_checkpoint_end"])
+@pytest.mark.parametrize("hook", ["on_checkpoint_write_end", "on_checkpoint_end", "on_checkpoint_upload_end"])
 @pytest.mark.filterwarnings("ignore:.*on_checkpoint_end:DeprecationWarning", "ignore:.*on_checkpoint_end:FutureWarning")
-def test_callback_that_needs_the_folder_makes_saving_synchronous(hook: str, writing: Any) -> None:
+def test_callback_that_comes_after_the_write_makes_saving_synchronous(hook: str, writing: Any) -> None:
     threads = writing(lambda number, write: write())
     callback = type("Callback", (pytorch.PyTorchCallback,), {hook: lambda self, folder: None})()
     fit(trial_with(callback), max_length=Batch(2), checkpoint_period=Batch(1))
     assert threads == [threading.main_thread()] * 2
 
 
-def test_callbacks_hear_of_each_complete_checkpoint_once_in_order_on_the_training_thread() -> None:
-    heard: list[tuple[str, threading.Thread]] = []
+def test_callbacks_hear_of_each_complete_checkpoint_at_its_batch_on_the_training_thread() -> None:
+    trained: list[int] = []
+    heard: list[tuple[str, int, threading.Thread]] = []
 
     class Callback(pytorch.PyTorchCallback):
         def on_checkpoint_upload_end(self, uuid: str) -> None:
             assert pathlib.Path(os.environ["DET_HOME"], "checkpoints", uuid, "manifest.json").is_file()
-            heard.append((uuid, threading.current_thread()))
+            heard.append((uuid, len(trained), threading.current_thread()))
 
-    fit(trial_with(Callback()), max_length=Batch(5), checkpoint_period=Batch(1))
-    assert heard == [(checkpoint_at(n).name, threading.main_thread()) for n in range(1, 6)]
+    base = trial_that(lambda _, batch_idx: trained.append(batch_idx))
+    fit(trial_with(Callback(), base), max_length=Batch(5), checkpoint_period=Batch(2))
+    assert heard == [(checkpoint_at(n).name, n, threading.main_thread()) for n in (2, 4, 5)]
 
 
 def test_what_a_callback_keeps_of_the_state_may_change_later() -> None:

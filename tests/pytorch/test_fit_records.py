@@ -75,6 +75,67 @@ def test_workload_end_sees_averages_and_batches_of_its_window() -> None:
     assert [(average["batches"], average["epochs"]) for average, _ in seen] == [(2, 0), (4, 0), (5, 0)]
 
 
+class Hearing(pytorch.PyTorchCallback):
+    """Notes the metrics of each hook, and keeps the best loss in its state."""
+
+    def __init__(self) -> None:
+        self.heard: dict[str, Any] = {}
+        self.best = float("inf")
+
+    def on_training_workload_end(self, avg_metrics: Any, batch_metrics: Any) -> None:
+        self.heard |= {"averages": avg_metrics, "batch": batch_metrics[0]}
+
+    def on_validation_epoch_end(self, outputs: Any) -> None:
+        self.heard["output"] = outputs[0]
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        self.heard["validation"] = metrics
+        self.best = min(self.best, metrics["validation_loss"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best = state["best"]
+
+
+class HeardTrial(LineTrial):
+    """Two batches, and metrics that are tensors and plain numbers."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.hearing = Hearing()
+        self.count = context.wrap_reducer(len, "count", for_training=False)
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        return {"hearing": self.hearing}
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        return {**super().train_batch(batch, epoch_idx, batch_idx), "idx": batch_idx}
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        self.count.update(1)
+        return super().evaluate_batch(batch, batch_idx)
+
+
+def test_validation_end_gets_the_metrics_of_the_trial_and_its_reducers_alone() -> None:
+    assert fit(HeardTrial).hearing.heard["validation"].keys() == {"validation_loss", "count"}
+
+
+def test_numbers_that_callbacks_get_offer_what_numpy_scalars_do() -> None:
+    heard = fit(HeardTrial, max_length=Batch(2)).hearing.heard
+    assert heard["averages"]["loss"].item() > 0
+    assert [heard["batch"][name].item() for name in ("loss", "idx")] == [heard["batch"]["loss"], 0]
+    assert heard["output"]["validation_loss"].item() > 0
+    assert heard["validation"]["count"].item() == 2
+
+
+def test_a_callback_can_keep_a_metric_that_it_got_in_its_state() -> None:
+    best = fit(HeardTrial, max_length=Batch(1)).hearing.best
+    trial = fit(HeardTrial, max_length=Batch(1), latest_checkpoint=latest_checkpoint())
+    assert trial.hearing.best == best
+
+
 def test_a_bare_tensor_is_the_loss() -> None:
     class Bare(LineTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:

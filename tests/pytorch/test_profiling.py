@@ -50,6 +50,13 @@ def test_fit_can_switch_it_on() -> None:
     assert groups() >= SYSTEM_GROUPS | {"timing"}
 
 
+def test_fit_switches_on_what_was_configured() -> None:
+    with trainer() as (its_trainer, _):
+        its_trainer.configure_profiler(begin_on_batch=2, end_after_batch=3)
+        its_trainer.fit(max_length=Batch(6), reporting_period=Batch(1), profiling_enabled=True)
+    assert [step for step, names in timings() if names >= STAGES] == [3, 4]
+
+
 def test_every_stage_of_every_batch_is_timed() -> None:
     profiled(length=3, enabled=True)
     batches = {step: names for step, names in timings() if names >= STAGES}

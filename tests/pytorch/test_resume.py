@@ -185,6 +185,34 @@ def test_best_validation_is_remembered() -> None:
 # Ways to stop, and to go on
 
 
+LAST_IS_DUE: dict[str, Any] = {
+    "max_length": pytorch.Epoch(3),
+    "validation_period": pytorch.Epoch(2),
+    "checkpoint_period": pytorch.Epoch(1),
+}
+"""A checkpoint is due after the last batch, and a validation is not: it comes because training ends."""
+
+
+def test_starting_a_finished_run_again_writes_nothing() -> None:
+    whole = run(ExactTrial, **LAST_IS_DUE)
+    again = run(ExactTrial, latest_checkpoint=whole.checkpoints[18], **LAST_IS_DUE)
+    assert (again.metrics, again.checkpoints) == ([], {})
+
+
+def test_a_run_that_was_stopped_before_its_last_validation_records_it_once() -> None:
+    class Stopping(ExactTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            self.context.set_stop_requested(batch_idx == 17)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    whole = run(ExactTrial, **LAST_IS_DUE)
+    stopped = run(Stopping, **LAST_IS_DUE)
+    resumed = run(ExactTrial, latest_checkpoint=stopped.checkpoints[18], **LAST_IS_DUE)
+    assert stopped.metrics + resumed.metrics == whole.metrics
+    again = run(ExactTrial, latest_checkpoint=resumed.checkpoints[18], **LAST_IS_DUE)
+    assert (again.metrics, again.checkpoints) == ([], {})
+
+
 def test_run_that_ended_early_goes_on_to_the_end_of_a_whole_run() -> None:
     whole = run(ExactTrial)
     first = run(ExactTrial, max_length=Batch(5))
