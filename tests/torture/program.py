@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from course import CHECKPOINT, DIGEST, LENGTH, REPORTING, VALIDATION
+from course import DIGEST, Course
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -57,7 +58,10 @@ class LargestLoss(pytorch.MetricReducer):
 
 
 class Memory(pytorch.PyTorchCallback):
-    """A callback that remembers, and draws random numbers of its own."""
+    """A callback that remembers, and draws random numbers of its own.
+
+    Not in hooks that come after the write of a checkpoint, which would make training wait for it.
+    """
 
     def __init__(self) -> None:
         self.windows = 0
@@ -66,6 +70,15 @@ class Memory(pytorch.PyTorchCallback):
     def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
         self.windows += 1
         self.total += [avg_metrics["first_loss"], random.random()]
+
+    def on_training_start(self) -> None:
+        np.random.rand()
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        torch.rand(1)
+
+    def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
+        random.random()
 
     def state_dict(self) -> dict[str, Any]:
         return {"windows": self.windows, "total": self.total}
@@ -88,7 +101,7 @@ class TortureTrial(pytorch.PyTorchTrial):
         self.first, self.second = (context.wrap_model(small_model()) for _ in range(2))
         self.adam = context.wrap_optimizer(torch.optim.Adam(self.first.parameters(), lr=0.01))
         self.sgd = context.wrap_optimizer(torch.optim.SGD(self.second.parameters(), lr=0.01, momentum=0.9))
-        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(self.adam, T_max=LENGTH)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(self.adam, T_max=Course.length)
         step = torch.optim.lr_scheduler.StepLR(self.sgd, step_size=2, gamma=0.8)
         context.wrap_lr_scheduler(cosine, LRScheduler.StepMode.STEP_EVERY_BATCH)
         context.wrap_lr_scheduler(step, LRScheduler.StepMode.STEP_EVERY_EPOCH)
@@ -169,16 +182,17 @@ def history(trial_id: int) -> list[tuple[str, int, Any]]:
     return [(report.group, report.steps_completed, report.metrics) for report in records.history(trial_id)]
 
 
-def train(length: int, workers: int, aggregation: int, seed: int, stop_at: int) -> dict[str, str]:
+def train(course: Course, workers: int, aggregation: int, seed: int, stop_at: int) -> dict[str, str]:
     """Train to the end, from the newest checkpoint if there is one, and return the digests of what came out."""
     config = {"name": "torture", "reproducibility": {"experiment_seed": seed}}
     with pytorch.init(exp_conf=config, aggregation_frequency=aggregation) as context:
         trial = TortureTrial(context, workers, stop_at)
         pytorch.Trainer(trial, context).fit(
-            max_length=Batch(length),
-            reporting_period=Batch(REPORTING),
-            validation_period=Batch(VALIDATION),
-            checkpoint_period=Batch(CHECKPOINT),
+            max_length=Batch(course.length),
+            reporting_period=Batch(course.reporting),
+            validation_period=Batch(course.validation),
+            checkpoint_period=Batch(course.checkpoint),
+            checkpoint_policy=course.policy,
             latest_checkpoint="latest",
         )
         digests = {part: digest(state) for part, state in states(trial).items()}
@@ -188,17 +202,13 @@ def train(length: int, workers: int, aggregation: int, seed: int, stop_at: int) 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
-    for option, default in {
-        "--length": LENGTH,
-        "--workers": 0,
-        "--aggregation": 1,
-        "--seed": 1,
-        "--stop-at": -1,
-    }.items():
-        parser.add_argument(option, type=int, default=default)
-    given = parser.parse_args(arguments)
+    parts = [field.name for field in dataclasses.fields(Course)]
+    options = dataclasses.asdict(Course()) | {"workers": 0, "aggregation": 1, "seed": 1, "stop-at": -1}
+    for option, default in options.items():
+        parser.add_argument(f"--{option}", type=type(default), default=default)
+    given = vars(parser.parse_args(arguments))
     torch.set_num_threads(1)
-    digests = train(**vars(given))
+    digests = train(Course(**{part: given.pop(part) for part in parts}), **given)
     print(DIGEST + json.dumps({"all": digest(digests), **digests}), flush=True)
 
 

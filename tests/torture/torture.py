@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import findings
-from course import DIGEST, LENGTH, ends_a_window
+from course import DIGEST, Course, ending_with_a_checkpoint
 from forker import Ended, Forker
 
 FAULT_POINTS = ("staged", "filled", "synced", "manifested", "renamed", "committed", "recorded")
@@ -42,15 +42,22 @@ class Setting:
 
     workers: int
     aggregation: int
-    length: int = LENGTH
+    course: Course = dataclasses.field(default_factory=Course)
 
     def arguments(self, seed: int) -> list[str]:
-        options = {**dataclasses.asdict(self), "seed": seed}
-        return [f"--{name}={value}" for name, value in options.items()]
+        own = {"workers": self.workers, "aggregation": self.aggregation, "seed": seed}
+        return [f"--{name}={value}" for name, value in (own | dataclasses.asdict(self.course)).items()]
+
+    @property
+    def title(self) -> str:
+        return f"w{self.workers}-a{self.aggregation}-c{self.course.checkpoint}"
 
 
-SETTINGS = [Setting(workers, aggregation) for workers in (0, 2) for aggregation in (1, 4)]
-SHORT = [Setting(workers=2, aggregation=4, length=31)]
+SETTINGS = [
+    *(Setting(workers, aggregation) for workers in (0, 2) for aggregation in (1, 4)),
+    Setting(0, 1, ending_with_a_checkpoint(epochs=5)),
+]
+SHORT = [Setting(2, 4, ending_with_a_checkpoint(epochs=3))]
 """For a short check: only the one with most to lose."""
 
 
@@ -131,9 +138,10 @@ class Torturer:
     def _stop(self, rng: random.Random, home: pathlib.Path, counts: Counts) -> Ended:
         """Start the program once, to be stopped where the metrics of a window are half gathered."""
         begin = findings.saved_steps(home)
-        inside = [batch for batch in range(begin, self._setting.length) if not ends_a_window(batch + 1)]
+        course = self._setting.course
+        inside = [batch for batch in range(begin, course.length) if not course.ends_a_window(batch + 1)]
         # One of the next few, so that something is left to be killed in.
-        ended = self._run(home, stop_at=rng.choice(inside[:8] or [self._setting.length]))
+        ended = self._run(home, stop_at=rng.choice(inside[:8] or [course.length]))
         counts.stops += ended.was_stopped
         return ended
 
@@ -162,7 +170,14 @@ class Torturer:
         counts.faults["differences"] += bool(differing)
         counts.faults["leftover folders"] += len(findings.leftovers(home))
         self._check_after_kill(home, counts)
+        self._check_again(home, counts)
         counts.faults += collections.Counter()  # drops those that did not occur
+
+    def _check_again(self, home: pathlib.Path, counts: Counts) -> None:
+        """Start the finished run once more, which must write nothing."""
+        before = findings.rows(home), findings.checkpoints(home)
+        self._run(home)
+        counts.faults["writes of finished runs"] += (findings.rows(home), findings.checkpoints(home)) != before
 
     def _measure(self) -> Reference:
         """Run the program in a process of its own and forked, which must give the same."""
@@ -181,7 +196,7 @@ class Torturer:
         return Reference(digests, findings.rows(home), ended.seconds)
 
     def _home(self, name: str) -> pathlib.Path:
-        return self._folder / f"w{self._setting.workers}-a{self._setting.aggregation}-{name}"
+        return self._folder / f"{self._setting.title}-{name}"
 
 
 def _digests(ended: Ended) -> dict[str, str]:
@@ -229,7 +244,8 @@ def main() -> int:
     by_cause = ", ".join(f"{count} at {cause}" for cause, count in total.kills.most_common())
     say(f"{total.kills.total()} kills and {total.stops} stops in {total.runs} runs: {by_cause}")
     names = ("differences", "failed runs", "unreadable latest checkpoints", "unreadable checkpoints", "lost metrics")
-    say(", ".join(f"{total.faults[name]} {name}" for name in (*names, "leftover folders")))
+    others = ("leftover folders", "writes of finished runs")
+    say(", ".join(f"{total.faults[name]} {name}" for name in (*names, *others)))
     return 1 if total.faults.total() else 0
 
 
