@@ -40,8 +40,10 @@ class PyTorchCallback:
         """
 
     def on_validation_start(self) -> None:
-        """Run before a validation, with models in evaluation mode and gradients off, as in all hooks up to the end of
-        the checkpoint that follows."""
+        """Run before a validation.
+
+        From here to the end of the checkpoint that follows, models are in evaluation mode and gradients off.
+        """
 
     def on_validation_epoch_start(self) -> None:
         """Run before the first batch of a validation by `evaluate_batch`."""

@@ -76,7 +76,7 @@ class Validation:
     def _set_training(self, is_training: bool) -> None:
         self._evaluates = not is_training
         for model in self._context.models:
-            model.train(is_training)
+            model.train() if is_training else model.eval()
         torch.set_grad_enabled(is_training)
 
     def _run(self) -> dict[str, Any]:
