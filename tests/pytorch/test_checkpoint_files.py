@@ -64,6 +64,7 @@ def test_load_data_describes_the_trial() -> None:
     folder = save(hparams={"lr": 0.1}, exp_conf={"name": "lines", "data": {"path": "x"}})
     described = json.loads((folder / "load_data.json").read_text())
     assert program_in(folder).relative_to(folder / "code").as_posix() in described.pop("import_paths")
+    assert described.pop("program") == getattr(sys.modules["__main__"], "__file__", None)
     assert described == {
         "trial_type": "PyTorchTrial",
         "experiment_config": {"name": "lines", "data": {"path": "x"}},

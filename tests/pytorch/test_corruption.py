@@ -8,6 +8,7 @@ import pathlib
 import random
 import shutil
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -173,6 +174,52 @@ def test_latest_without_any_checkpoint_starts_anew() -> None:
 def test_latest_of_another_experiment_is_not_taken() -> None:
     train(2, None, init={"exp_conf": {"name": "others"}})
     assert train(1).seen == [(0, 0)]
+
+
+def with_rate(rate: float, **config: Any) -> dict[str, Any]:
+    return {"hparams": {"lr": rate, "sizes": [4, 2]}, "exp_conf": {**RUN["exp_conf"], **config}}
+
+
+def test_latest_of_a_run_with_other_hyperparameters_is_not_taken() -> None:
+    train(2, None, init=with_rate(0.1))
+    with pytest.warns(UserWarning, match=r"\(lr: 0\.1 there, 0\.001 here\), so training starts from the beginning"):
+        trial = train(1, init=with_rate(0.001))
+    assert trial.seen == [(0, 0)]
+
+
+def test_latest_of_a_run_with_other_data_is_not_taken() -> None:
+    train(2, None, init=with_rate(0.1, data={"path": "a"}))
+    with pytest.warns(UserWarning, match=r'data\.path: "a" there, "b" here'):
+        assert train(1, init=with_rate(0.1, data={"path": "b"})).seen == [(0, 0)]
+
+
+def test_latest_of_another_trial_class_is_not_taken() -> None:
+    class Other(LineTrial):
+        pass
+
+    train(2, None)
+    with pytest.warns(UserWarning, match=r'trial_cls_spec: "trials:LineTrial" there, ".*Other" here'):
+        assert fit(Other, RUN, max_length=Batch(1), latest_checkpoint="latest").seen == [(0, 0)]
+
+
+def test_latest_of_another_script_is_not_taken(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "first.py"), raising=False)
+    train(2, None)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "second.py"))
+    with pytest.warns(UserWarning, match=r'program: ".*first\.py" there, ".*second\.py" here'):
+        assert train(1).seen == [(0, 0)]
+
+
+def test_latest_is_the_newest_of_the_runs_that_this_one_continues() -> None:
+    train(2, None, init=with_rate(0.1))
+    train(3, None, init=with_rate(0.2))
+    assert train(3, init=with_rate(0.1)).seen == [(0, 2)]
+
+
+def test_checkpoint_that_is_named_continues_with_a_warning_of_other_hyperparameters() -> None:
+    train(2, None, init=with_rate(0.1))
+    with pytest.warns(UserWarning, match=r"other hyperparameters \(lr: 0\.1 there, 0\.001 here\)\. Training continues"):
+        assert train(3, folders()[-1].name, init=with_rate(0.001)).seen == [(0, 2)]
 
 
 @pytest.mark.parametrize("damage", [flip, os.remove, lambda path: os.truncate(path, 10)])

@@ -20,7 +20,7 @@ import torch
 
 from determined import errors, storage
 from determined._version import VERSION
-from determined.pytorch import _code, _legacy, _rng
+from determined.pytorch import _code, _identity, _legacy, _rng
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._fused import kept_settings
 from determined.pytorch._keeping import SHARDS_FOLDER, Keeper, with_references
@@ -236,13 +236,21 @@ def metadata(steps_completed: int) -> dict[str, Any]:
     }
 
 
-def description(context: PyTorchTrialContext, program: _code.Program, trial_class: type) -> dict[str, Any]:
-    """Return what `load_trial_from_checkpoint_path` needs to build the trial again."""
+def run_description(context: PyTorchTrialContext, trial_class: type) -> dict[str, Any]:
+    """Return what tells a run from others: its program, hyperparameters and config."""
     return {
-        "trial_type": "PyTorchTrial",
+        "program": _identity.program_path(),
+        "trial_cls_spec": f"{_code.module_of(trial_class)}:{trial_class.__qualname__}",
         "experiment_config": context.config_if_any or {},
         "hparams": context.hparams_if_any or {},
-        "trial_cls_spec": f"{program.module}:{trial_class.__qualname__}",
+    }
+
+
+def description(context: PyTorchTrialContext, program: _code.Program, trial_class: type) -> dict[str, Any]:
+    """Return what `load_trial_from_checkpoint_path` needs to build the trial again, and what the run was."""
+    return {
+        "trial_type": "PyTorchTrial",
+        **run_description(context, trial_class),
         "import_paths": list(program.import_paths),
         "is_trainer": True,
     }

@@ -38,9 +38,14 @@ class Program(NamedTuple):
     """The folders that the program imports from, relative to `root`, in the order of the search."""
 
 
+def module_of(trial_class: type) -> str:
+    """Return the name of the module that a class can be imported from; a script counts as the module of its name."""
+    return _import_name(trial_class.__module__)
+
+
 def program_of(trial_class: type) -> Program:
     """Return where a trial class can be imported from; a script counts as the module of its name."""
-    name = _import_name(trial_class.__module__)
+    name = module_of(trial_class)
     file = getattr(sys.modules.get(trial_class.__module__), "__file__", None)
     if not file:
         return Program(None, name)

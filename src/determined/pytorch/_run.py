@@ -78,7 +78,7 @@ def run(trial: PyTorchTrial, context: PyTorchTrialContext, settings: FitSettings
         context.services.checkpoint.store.check()  # before the work that would be lost
         context.services.checkpoint.store.clear_leftovers()
     _take_over_seed(context)
-    saved = _find_saved(context, settings.latest_checkpoint)
+    saved = _find_saved(context, type(trial), settings.latest_checkpoint)
     progress = Progress()
     if saved is not None and is_of_another_trial(context.services, saved):
         with _checkpoint.reading(saved.path):
@@ -198,10 +198,14 @@ def _policy(context: PyTorchTrialContext, settings: FitSettings, display: Displa
     )
 
 
-def _find_saved(context: PyTorchTrialContext, checkpoint: str | os.PathLike[str] | None) -> Saved | None:
+def _find_saved(
+    context: PyTorchTrialContext, trial_class: type, checkpoint: str | os.PathLike[str] | None
+) -> Saved | None:
     if checkpoint is None:
         return None
-    saved = find(context.services, checkpoint) if context.distributed.is_chief else None
+    # A managed trial has one program and one set of hyperparameters; one that starts from another's may change them.
+    described = _checkpoint.run_description(context, trial_class) if context.services.info is None else None
+    saved = find(context.services, checkpoint, described) if context.distributed.is_chief else None
     place = context.distributed.broadcast(None if saved is None else (saved.uuid, saved.path))
     if place is None:
         return None

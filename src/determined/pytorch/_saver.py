@@ -10,10 +10,10 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-from determined import errors, storage
+from determined import errors, storage, tracking
 from determined._home import home
 from determined.core._context import Context
-from determined.pytorch import _checkpoint, _code, _ranks_state, _rng
+from determined.pytorch import _checkpoint, _code, _identity, _ranks_state, _rng
 from determined.pytorch._callback import Callbacks
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._keeping import Shards
@@ -57,27 +57,48 @@ def is_of_another_trial(services: Context, saved: Saved) -> bool:
 
 
 LATEST = "latest"
-"""What to pass as `latest_checkpoint` for the newest intact checkpoint of the experiment."""
+"""What to pass as `latest_checkpoint` for the newest intact checkpoint of a run that this one continues."""
 
 
-def find(services: Context, checkpoint: str | os.PathLike[str]) -> Saved | None:
-    """Return the checkpoint of an id, at a path, or the latest one; None if there is no latest one yet."""
+def find(
+    services: Context, checkpoint: str | os.PathLike[str], description: Mapping[str, Any] | None = None
+) -> Saved | None:
+    """Return the checkpoint of an id, at a path, or the latest one; None if there is none to continue from.
+
+    `description` is what a checkpoint of this run would say of it. The latest one is then one of a run with the same
+    program, hyperparameters and data; other hyperparameters than those of a checkpoint that is named get a warning.
+    """
     given = os.fspath(checkpoint)
     if given == LATEST:
-        return _newest_intact(services)
+        return _newest_intact(services, description=description)
     if services.info is not None and given == services.info.latest_checkpoint:
         # A trial that its runner starts again goes on by itself, from an older one if it must.
         return _newest_intact(services, given)
     path = pathlib.Path(given)
     if os.sep not in given and not path.is_dir():
-        return _saved(given, services.checkpoint.store.path(given))
+        return _named(given, services.checkpoint.store.path(given), description)
     if not path.is_dir():
         found = "a file, not a folder," if path.exists() else "nothing"
         raise errors.CheckpointNotFoundException(
             f"There is {found} at latest_checkpoint={given!r}; pass the folder of a checkpoint, or an id that "
             "`det checkpoint list` shows."
         )
-    return _saved(path.resolve().name, path)
+    return _named(path.resolve().name, path, description)
+
+
+def _named(uuid: str, folder: pathlib.Path, description: Mapping[str, Any] | None) -> Saved:
+    """Return a checkpoint that the user chose; warn if it was saved with other hyperparameters."""
+    saved = _saved(uuid, folder)
+    there = _identity.read_description(folder, _checkpoint.LOAD_FILE)
+    if description is None or there is None:
+        return saved
+    if found := _identity.hyperparameter_differences(there, description):
+        warnings.warn(
+            f"Checkpoint {uuid} was saved with other hyperparameters ({_identity.enumerated(found)}). Training "
+            "continues from it, and its optimizers and schedulers keep the settings that they were saved with.",
+            stacklevel=2,
+        )
+    return saved
 
 
 def _saved(uuid: str, folder: pathlib.Path) -> Saved:
@@ -85,11 +106,19 @@ def _saved(uuid: str, folder: pathlib.Path) -> Saved:
     return Saved(uuid, folder, _resumable(folder))
 
 
-def _newest_intact(services: Context, first: str | None = None) -> Saved | None:
-    """Return the newest checkpoint that can be read, trying `first` before all; say which ones cannot."""
+def _newest_intact(
+    services: Context, first: str | None = None, description: Mapping[str, Any] | None = None
+) -> Saved | None:
+    """Return the newest checkpoint that can be read, trying `first` before all; say which ones cannot.
+
+    With a description, only checkpoints of runs that this one continues count.
+    """
     services.checkpoint.record_unrecorded()
     candidates: dict[str, pathlib.Path | None] = {} if first is None else {first: None}
-    candidates |= {one.uuid: pathlib.Path(one.path) for one in services.recording.earlier_checkpoints()}
+    earlier = services.recording.earlier_checkpoints()
+    if description is not None:
+        earlier = _continued(earlier, description)
+    candidates |= {one.uuid: pathlib.Path(one.path) for one in earlier}
     for uuid, folder in candidates.items():
         try:
             return _saved(uuid, folder or services.checkpoint.store.path(uuid))
@@ -101,6 +130,29 @@ def _newest_intact(services: Context, first: str | None = None) -> Saved | None:
         )
     logger.info("There is no checkpoint to continue from yet, so training starts at batch 0.")
     return None
+
+
+def _continued(
+    checkpoints: list[tracking.CheckpointRecord], description: Mapping[str, Any]
+) -> list[tracking.CheckpointRecord]:
+    """Return those of runs that were described alike; if there are only others, warn how the newest one differs."""
+    by_trial: dict[int, list[str]] = {}
+    for one in checkpoints:
+        if one.trial_id in by_trial:
+            continue
+        if (there := _identity.read_description(pathlib.Path(one.path), _checkpoint.LOAD_FILE)) is not None:
+            by_trial[one.trial_id] = _identity.differences(there, description)
+    # One that does not say what it is of is damaged, or of an earlier version: reading it will tell.
+    alike = [one for one in checkpoints if not by_trial.get(one.trial_id)]
+    if checkpoints and not alike:
+        newest = checkpoints[0]
+        warnings.warn(
+            f"The latest checkpoint, {newest.uuid} of trial {newest.trial_id}, is of another run "
+            f"({_identity.enumerated(by_trial[newest.trial_id])}), so training starts from the beginning. To continue "
+            f"from it all the same, pass latest_checkpoint={newest.uuid!r}.",
+            stacklevel=2,
+        )
+    return alike
 
 
 def _resumable(folder: pathlib.Path) -> dict[str, Any]:

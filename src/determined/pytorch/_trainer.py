@@ -159,8 +159,8 @@ class Trainer:
         `all` always, `none` never. `best` compares the searcher's metric, else `best_metric`, else the only metric
         or the validation loss; it says which one, and whether the smallest or the largest is best.
         `latest_checkpoint` is where to go on from: an id, a path, or "latest" for the newest intact checkpoint of an
-        experiment of this name, if there is one. `test_mode` trains and validates one batch and saves; so does
-        `det experiment create --local --test`, which sets DET_TEST_MODE=1.
+        earlier run with the same program, hyperparameters and data, if there is one. `test_mode` trains and validates
+        one batch and saves; so does `det experiment create --local --test`, which sets DET_TEST_MODE=1.
         """
         local = self._context.services.info is None
         is_test = test_mode is True or os.environ.get("DET_TEST_MODE") == "1"
