@@ -64,6 +64,26 @@ class LineTrial(pytorch.PyTorchTrial):
         return {"validation_loss": self.loss(batch)}
 
 
+class TemperatureTrial(LineTrial):
+    """Divides what the model gives by a temperature, which is learned and belongs to no model."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        torch.manual_seed(11)
+        self.model = context.wrap_model(self.make_model())
+        self.temperature = self.make_temperature()
+        groups = [{"params": self.model.parameters()}, {"params": [self.temperature], "lr": 0.1}]
+        self.optimizer = context.wrap_optimizer(torch.optim.Adam(groups, lr=0.05))
+        self.seen = []
+
+    def make_temperature(self) -> nn.Parameter:
+        return nn.Parameter(torch.tensor(2.0))
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        x, y = batch
+        return nn.functional.mse_loss(self.model(x) / self.temperature, y)
+
+
 SEED = {"reproducibility": {"experiment_seed": 5}}
 
 

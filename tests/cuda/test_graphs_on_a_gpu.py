@@ -97,6 +97,24 @@ class Twice(Eager):
         return {**metrics, "distance": distance}
 
 
+class Tempered(Eager):
+    """Learns a temperature too, which belongs to no model."""
+
+    place = "cuda"
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        self.temperature = nn.Parameter(torch.tensor(2.0, device=self.place))
+        return torch.optim.AdamW([{"params": self.model.parameters()}, {"params": [self.temperature]}], lr=RATE)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        x, y = batch
+        return nn.functional.mse_loss(self.model(x) / self.temperature, y)
+
+
+class TemperedOnTheHost(Tempered):
+    place = "cpu"
+
+
 def graphed(kind: type[Eager], **options: Any) -> type[Eager]:
     return type(f"Graphed{kind.__name__}", (kind,), {"uses_graphs": True, "options": options})
 
@@ -111,7 +129,7 @@ def assert_same_training(ours: Eager, theirs: Eager) -> None:
     assert_same(ours.optimizer.state_dict(), theirs.optimizer.state_dict())
 
 
-@pytest.mark.parametrize("kind", [Eager, Half, Brain, Momentum, OddEnd, Twice])
+@pytest.mark.parametrize("kind", [Eager, Half, Brain, Momentum, OddEnd, Twice, Tempered])
 def test_replays_give_the_same_bits(kind: type[Eager], capsys: pytest.CaptureFixture[str]) -> None:
     ours = trained(graphed(kind))
     assert ours.calls < 12
@@ -127,7 +145,7 @@ def test_aggregated_batches_give_the_same_bits(kind: type[Eager]) -> None:
     assert_same_training(ours, trained(kind, init=init))
 
 
-@pytest.mark.parametrize("kind", [Eager, Half, OddEnd])
+@pytest.mark.parametrize("kind", [Eager, Half, OddEnd, Tempered])
 @pytest.mark.parametrize("aggregation", [1, 3])
 def test_a_resumed_run_ends_with_the_same_bits(kind: type[Eager], aggregation: int) -> None:
     assert_resumes_exactly(graphed(kind), 17, 31, aggregation_frequency=aggregation)
@@ -246,6 +264,7 @@ class LateWaitingHalf(LateWaiting):
         (Counting, "'count'"),
         (Reducing, "reducer"),
         (Unsupported, "Adagrad"),
+        (TemperedOnTheHost, "parameter of shape () in host memory"),
         (LateWaiting, "# WAITS LATE"),
         (LateWaitingHalf, "# WAITS LATE"),
     ],
@@ -321,10 +340,11 @@ def test_verifying_finds_what_only_python_does(capsys: pytest.CaptureFixture[str
     assert "differ in" in capsys.readouterr().out
 
 
-def test_verifying_changes_nothing_where_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
-    ours = trained(graphed(Half, verify=True))
+@pytest.mark.parametrize("kind", [Half, Tempered])
+def test_verifying_changes_nothing_where_all_is_well(kind: type[Eager], capsys: pytest.CaptureFixture[str]) -> None:
+    ours = trained(graphed(kind, verify=True))
     assert "without CUDA graphs" not in capsys.readouterr().out
-    assert_same_training(ours, trained(Half))
+    assert_same_training(ours, trained(kind))
 
 
 def test_frozen_parameters_stay_as_they_are() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 import ranks
 from determined import pytorch
 from determined.pytorch import Batch
-from trials import assert_same, fit, line_data, records
+from trials import TemperatureTrial, assert_same, fit, line_data, records
 
 
 def weights_after(batches: int, **init: Any) -> Any:
@@ -94,3 +95,39 @@ def test_two_ranks_end_with_the_bits_of_a_plain_ddp_loop() -> None:
     (expected, loss), _ = ranks.run(plain_ddp, 2, 6)
     assert_same(ours[0], expected)
     assert records().metrics(1, "training")[-1].metrics["loss"] == pytest.approx(loss, rel=1e-12)
+
+
+class DifferentTemperatureTrial(TemperatureTrial):
+    """Begins with another temperature on each rank; the chief's is 2."""
+
+    def make_temperature(self) -> nn.Parameter:
+        return nn.Parameter(torch.tensor(2.0 + int(os.environ["RANK"])))
+
+
+def temperatures_in_one_and_in_parts() -> list[torch.Tensor]:
+    init = {"aggregation_frequency": 2}
+    in_one = fit(DifferentTemperatureTrial, init, max_length=Batch(6))
+    fit(DifferentTemperatureTrial, init, max_length=Batch(3))
+    in_parts = fit(DifferentTemperatureTrial, init, max_length=Batch(6), latest_checkpoint="latest")
+    return [trial.temperature.detach() for trial in (in_one, in_parts)]
+
+
+def plain_temperature(size: int, count: int, aggregation: int) -> torch.Tensor:
+    """Train as one process on the mean of the losses of all ranks' batches."""
+    torch.manual_seed(11)
+    model, temperature = nn.Linear(4, 1), nn.Parameter(torch.tensor(2.0))
+    optimizer = torch.optim.Adam([{"params": model.parameters()}, {"params": [temperature], "lr": 0.1}], lr=0.05)
+    for number, parts in enumerate(global_batches(size, count), 1):
+        losses = [nn.functional.mse_loss(model(x) / temperature, y) for x, y in parts]
+        (sum(losses) / size / aggregation).backward()  # type: ignore[union-attr]
+        if number % aggregation == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return temperature.detach()
+
+
+def test_parameters_of_no_model_are_trained_by_all_ranks_and_resumed_exactly() -> None:
+    first, second = ranks.run(temperatures_in_one_and_in_parts, 2)
+    assert first == second
+    assert first[0] == first[1]
+    torch.testing.assert_close(first[0], plain_temperature(2, 6, 2))

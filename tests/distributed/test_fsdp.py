@@ -319,6 +319,43 @@ def consolidated(sharded: pathlib.Path) -> pathlib.Path:
     return sharded.parents[1] / f"{sharded.name}-whole"
 
 
+class FsdpTemperatureTrial(FsdpTrial):
+    """Learns a temperature besides, in the same group as the weights that are spread; ranks begin with others."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        self.prepare(context)
+        self.model = context.wrap_model(self.make_model())
+        self.temperature = nn.Parameter(torch.tensor(2.0 + int(os.environ["RANK"])))
+        parameters = [*self.model.parameters(), self.temperature]
+        self.optimizer = context.wrap_optimizer(torch.optim.Adam(parameters, lr=0.05))
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        x, y = batch
+        return nn.functional.mse_loss(self.model(x) / self.temperature, y)
+
+
+class DdpTemperatureTrial(FsdpTemperatureTrial):
+    prepare = DdpTrial.prepare
+
+
+def temperatures() -> list[float]:
+    init = {"aggregation_frequency": 2}
+    arguments = {"init": init, "max_length": Batch(6)}
+    trials = [fit(FsdpTemperatureTrial, **arguments)]
+    fit(FsdpTemperatureTrial, init, max_length=Batch(3))
+    trials.append(fit(FsdpTemperatureTrial, **arguments, latest_checkpoint="latest"))
+    trials.append(fit(DdpTemperatureTrial, **arguments))
+    return [trial.temperature.item() for trial in trials]
+
+
+def test_parameters_of_no_model_are_trained_by_all_ranks_and_resumed_exactly() -> None:
+    first, second = ranks.run(temperatures, 2)
+    assert first == second
+    in_one, in_parts, replicated = first
+    assert in_one == in_parts == pytest.approx(replicated, rel=1e-5)
+
+
 @pytest.mark.parametrize(("size", "trial_class"), [(1, FsdpTrial), (4, FsdpTrial), (2, DdpTrial)])
 def test_another_number_of_ranks_or_whole_models_go_on_from_shards(
     size: int, trial_class: type[LineTrial], sharded: pathlib.Path, consolidated: pathlib.Path

@@ -149,6 +149,11 @@ class HalfWeights(_AmpState):
                 zero_grad = functools.partial(_zero_both, optimizer.zero_grad, [p for _, p in pairs])
                 optimizer.zero_grad = zero_grad  # type: ignore[method-assign]  # of this object alone
 
+    def groups_of(self, optimizer: Optimizer) -> list[list[nn.Parameter]]:
+        """Return the parameters of which the optimizer has fp32 copies."""
+        originals = {id(master): parameter for master, parameter in self._masters.get(id(optimizer), [])}
+        return [[originals.get(id(one), one) for one in group] for group in super().groups_of(optimizer)]
+
     def step(self, optimizer: Optimizer, edit: EditGradients | None, scaler: Scaler | None) -> None:
         """Step on the fp32 copies, then round them into the model."""
         pairs = self._masters.get(id(optimizer), [])

@@ -74,6 +74,13 @@ class Backend(Protocol):
         """Give every rank the chief's buffers."""
         ...
 
+    def share(self, parameters: Sequence[nn.Parameter]) -> Callable[[Sequence[nn.Parameter]], None] | None:
+        """Give parameters that belong to no model the chief's values; return what averages gradients of such ones.
+
+        None if there are no other ranks.
+        """
+        ...
+
     def accept(self, optimizer: Optimizer) -> None:
         """Refuse an optimizer that cannot step here."""
         ...
@@ -122,6 +129,10 @@ class Alone(Whole):
         self, models: Sequence[nn.Module], steps_now: StepsNow | None, compressed: Sequence[nn.Parameter]
     ) -> Callable[[], None] | None:
         """Begin nothing."""
+        return None
+
+    def share(self, parameters: Sequence[nn.Parameter]) -> Callable[[Sequence[nn.Parameter]], None] | None:
+        """Share nothing."""
         return None
 
     def stop(self) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from determined import errors, storage
 from determined._version import VERSION
-from determined.pytorch import _code, _identity, _legacy, _rng
+from determined.pytorch import _code, _free_parameters, _identity, _legacy, _rng
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._fused import kept_settings
 from determined.pytorch._keeping import SHARDS_FOLDER, Keeper, with_references
@@ -35,6 +35,7 @@ def snapshot(context: PyTorchTrialContext) -> dict[str, Any]:
     """Return the state of everything wrapped, which all ranks have alike."""
     return {
         "models_state_dict": [model.state_dict() for model in context.models],
+        **_free_parameters.state(context),
         "optimizers_state_dict": [optimizer.state_dict() for optimizer in context.optimizers],
         "lr_schedulers_state_dict": [scheduler.state_dict() for scheduler in context.lr_schedulers],
         **context.precision.state_dict(),
@@ -51,8 +52,9 @@ def restore(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
 
 
 def restore_models(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
-    """Put saved weights into the models."""
+    """Put saved weights into the models, and saved values into the parameters that belong to none."""
     _load_each("models_state_dict", [_ModelLoader(model, context.backend.keeper) for model in context.models], state)
+    _free_parameters.restore(context, state)
 
 
 def restore_rng(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
@@ -121,12 +123,13 @@ def _load_each(key: str, owners: Any, state: Mapping[str, Any]) -> None:
 
 def gradients(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
     """Return gradients that outlive the batch, as those between aggregated steps do."""
-    return context.backend.keeper.gradients(context.models)
+    return context.backend.keeper.gradients(context.models) | _free_parameters.gradients(context)
 
 
 def restore_gradients(context: PyTorchTrialContext, saved: Mapping[str, torch.Tensor]) -> None:
     """Put back what `gradients` returned, and drop all others."""
     context.backend.keeper.restore_gradients(context.models, saved, unreduced=context.aggregation_frequency > 1)
+    _free_parameters.restore_gradients(context, saved)
 
 
 # Files

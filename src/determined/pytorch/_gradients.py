@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -21,6 +21,8 @@ class Gradients:
         self._averages: dict[Optimizer, bool] = {}
         self.before_first_step: Callable[[], None] | None = None
         """Called once, when gradients are there for the first time."""
+        self.exchanges: Mapping[Optimizer, Callable[[], None]] = {}
+        """What to call before an optimizer steps: averages gradients over ranks that no wrapped model does."""
         self.zeroes_in_place = False
         """Whether gradients stay where they are when they are zeroed."""
 
@@ -56,6 +58,8 @@ class Gradients:
         if self.before_first_step is not None:
             self.before_first_step()
             self.before_first_step = None
+        if optimizer in self.exchanges:
+            self.exchanges[optimizer]()
         self.precision.step(optimizer, edit, scaler)
         if auto_zero_grads:
             self.precision.zero_grad(optimizer, self.zeroes_in_place)

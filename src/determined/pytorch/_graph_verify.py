@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from determined.pytorch import _free_parameters
 from determined.pytorch._context import PyTorchTrialContext
 
 _CHECKED = {0, 1, 2, 50}
@@ -55,6 +56,10 @@ class Verification:
                 found[f"{name} of model {number}"] = tensor
                 if tensor.grad is not None:
                     found[f"the gradient of {name} of model {number}"] = tensor.grad
+        for name, parameter in _free_parameters.named(context).items():
+            found[_free_parameters.describe(name, parameter)] = parameter
+            if parameter.grad is not None:
+                found[f"the gradient of {_free_parameters.describe(name, parameter)}"] = parameter.grad
         for number, optimizer in enumerate(context.optimizers):
             for index, entries in enumerate(optimizer.state.values()):
                 for name, value in entries.items():

@@ -68,6 +68,9 @@ def _obstacle(context: PyTorchTrialContext) -> str | None:
         return "they need a CUDA GPU"
     if context.distributed.size > 1 or context.backend.computes_together:
         return "they are for training in one process"
+    for parameter in itertools.chain.from_iterable(map(parameters_of, context.optimizers)):
+        if not parameter.is_cuda:
+            return f"an optimizer has a parameter of shape {tuple(parameter.shape)} in host memory"
     if not context.experimental.auto_to_device:
         return "batches stay in host memory (disable_auto_to_device), where a graph does not reach"
     return None

@@ -38,6 +38,10 @@ class Precision:
     def prepare(self, model: nn.Module) -> None:
         """Make a model, already on its device, compute in this precision."""
 
+    def groups_of(self, optimizer: Optimizer) -> list[list[nn.Parameter]]:
+        """Return the parameters of an optimizer by group, those that the program computes with."""
+        return [list(group["params"]) for group in optimizer.param_groups]
+
     def scale(self, loss: Tensor) -> Tensor:
         """Return the loss to call backward on."""
         return loss

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from determined import errors
 from determined.pytorch._backend import Alone, StepsNow, Whole
 
 _BROADCAST_BYTES = 32 * 2**20
+_AnyTensor = TypeVar("_AnyTensor", bound=Tensor)
 _UNUSED_PARAMETERS = "Expected to have finished reduction in the prior iteration"
 
 
@@ -104,7 +106,7 @@ class Replicas(Whole):
         model = model.to(self.device)
         if self._sync_batch_norm:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # of torch
-        broadcast([*model.parameters(), *model.buffers()])
+        broadcast([*model.parameters(), *model.buffers()], self.device)
         return Replicated(model)
 
     def bare(self, model: nn.Module) -> nn.Module:
@@ -159,7 +161,11 @@ class Replicas(Whole):
     def even_out(self, models: Iterable[nn.Module]) -> None:
         """Give every rank the chief's buffers, such as running means; training evens them out by itself."""
         if self._options.get("broadcast_buffers", True):
-            broadcast([buffer for model in models for buffer in model.buffers()])
+            broadcast([buffer for model in models for buffer in model.buffers()], self.device)
+
+    def share(self, parameters: Sequence[nn.Parameter]) -> Callable[[Sequence[nn.Parameter]], None] | None:
+        """Give parameters the chief's values; return what averages the gradients of such ones over all ranks."""
+        return share(parameters, self.device)
 
     def _engine_of(self, module: nn.Module) -> DistributedDataParallel:
         # Without device_ids: inputs are on the device already.
@@ -219,14 +225,58 @@ class NoGroup(Alone):
         )
 
 
-def broadcast(tensors: Sequence[Tensor]) -> None:
-    """Give tensors the values that they have on the chief, several in one message."""
-    by_type: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        by_type.setdefault(tensor.dtype, []).append(tensor.detach())
-    for group in by_type.values():
+def share(parameters: Sequence[nn.Parameter], device: torch.device) -> Callable[[Sequence[nn.Parameter]], None]:
+    """Give parameters, wherever they are, the chief's values; return what averages gradients of such ones."""
+    broadcast(parameters, device)
+    return functools.partial(average_gradients, device=device)
+
+
+@torch.no_grad()
+def average_gradients(parameters: Sequence[nn.Parameter], device: torch.device) -> None:
+    """Give parameters the average of their gradients over all ranks, exchanged between tensors on a device.
+
+    A rank that has no gradient counts with zeros. One that no rank has stays away, so that optimizers skip it.
+    """
+    for group in _by_type([parameter for parameter in parameters if parameter.requires_grad]):
+        present = [parameter.grad is not None for parameter in group]
+        gradients = [_dense_gradient(parameter) for parameter in group]
+        counts = torch.tensor(present, dtype=group[0].dtype, device=device)
+        flat = torch.cat([*(gradient.reshape(-1).to(device) for gradient in gradients), counts])
+        flat.div_(dist.get_world_size())
+        dist.all_reduce(flat)
+        # Read only where it matters, since that waits for a GPU.
+        wanted = present if all(present) else flat[-len(group) :].tolist()
+        begin = 0
+        for parameter, gradient, is_there in zip(group, gradients, wanted, strict=True):
+            gradient.copy_(flat[begin : begin + gradient.numel()].view_as(gradient))
+            begin += gradient.numel()
+            if is_there:
+                parameter.grad = gradient
+
+
+def _dense_gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        return torch.zeros_like(parameter)
+    if parameter.grad.layout is not torch.strided:
+        raise errors.InvalidExperimentException(
+            f"A parameter of shape {tuple(parameter.shape)} belongs to no wrapped model and has a sparse gradient, "
+            "which is not averaged over ranks; call context.wrap_model() on its module, or use sparse=False."
+        )
+    return parameter.grad
+
+
+def broadcast(tensors: Sequence[Tensor], device: torch.device) -> None:
+    """Give tensors the values that they have on the chief, several in one message between a device of each rank."""
+    for group in _by_type([tensor.detach() for tensor in tensors]):
         for part in _parts(group):
-            _broadcast_together(part)
+            _broadcast_together(part, device)
+
+
+def _by_type(tensors: Sequence[_AnyTensor]) -> Iterable[list[_AnyTensor]]:
+    by_type: dict[torch.dtype, list[_AnyTensor]] = {}
+    for tensor in tensors:
+        by_type.setdefault(tensor.dtype, []).append(tensor)
+    return by_type.values()
 
 
 def _parts(tensors: list[Tensor]) -> Iterable[list[Tensor]]:
@@ -240,8 +290,8 @@ def _parts(tensors: list[Tensor]) -> Iterable[list[Tensor]]:
         yield part
 
 
-def _broadcast_together(tensors: list[Tensor]) -> None:
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+def _broadcast_together(tensors: list[Tensor], device: torch.device) -> None:
+    flat = torch.cat([tensor.reshape(-1).to(device) for tensor in tensors])
     dist.broadcast(flat, src=0)
     begin = 0
     for tensor in tensors:

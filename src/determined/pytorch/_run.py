@@ -13,7 +13,7 @@ import torch
 
 from determined import tracking
 from determined.core._context import searcher_metric
-from determined.pytorch import _checkpoint, _ranks_state
+from determined.pytorch import _checkpoint, _free_parameters, _ranks_state
 from determined.pytorch._callback import Callbacks
 from determined.pytorch._compile import compile_models
 from determined.pytorch._context import PyTorchTrialContext
@@ -73,6 +73,7 @@ class FitSettings:
 def run(trial: PyTorchTrial, context: PyTorchTrialContext, settings: FitSettings) -> None:
     """Train a trial as the settings say."""
     apply_level(context)
+    _free_parameters.check(context)
     callbacks = Callbacks(trial.build_callbacks())
     if context.distributed.is_chief:
         context.services.checkpoint.store.check()  # before the work that would be lost

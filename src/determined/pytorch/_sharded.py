@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from determined import core, errors
 from determined.pytorch._backend import Rounds, StepsNow
 from determined.pytorch._keeping import Keeper
 from determined.pytorch._precision import parameters_of
-from determined.pytorch._replicas import broadcast
+from determined.pytorch._replicas import broadcast, share
 from determined.pytorch._sharded_state import SpreadState
 
 Chooser = Callable[[nn.Module], bool]
@@ -121,6 +122,7 @@ class Sharded:
         self._mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         self._placed: list[nn.Module] = []
         self._hooks: list[Any] = []
+        self._replaced: list[weakref.ref[nn.Parameter]] = []
         self._keeper = SpreadState(self._mesh)
 
     @property
@@ -139,6 +141,7 @@ class Sharded:
         if self._options.activation_checkpointing:
             for unit in units or [model]:
                 unit.forward = _Recomputed(unit.forward)  # no wrapper, so that weights keep their names
+        self._replaced += map(weakref.ref, model.parameters())
         # One at a time, so that the device never has the whole model.
         for unit in [*reversed(units), model]:
             self._spread(unit, is_root=unit is model)
@@ -149,7 +152,7 @@ class Sharded:
         whole = [tensor for tensor in _tensors(module) if not isinstance(tensor, DTensor)]
         for tensor in whole:
             tensor.data = tensor.data.to(self.device)
-        broadcast(whole)
+        broadcast(whole, self.device)
         options = self._options
         fully_shard(
             module,
@@ -165,14 +168,23 @@ class Sharded:
         return model
 
     def accept(self, optimizer: Optimizer) -> None:
-        """Refuse an optimizer of other weights than those that wrapped models have."""
-        whole = sum(not isinstance(parameter, DTensor) for parameter in parameters_of(optimizer))
-        if whole:
+        """Refuse an optimizer of weights that a model had before it was spread; let mixed groups step one by one."""
+        replaced = {id(parameter) for reference in self._replaced if (parameter := reference()) is not None}
+        stale = sum(id(parameter) in replaced for parameter in parameters_of(optimizer))
+        if stale:
             raise errors.InvalidExperimentException(
-                f"wrap_optimizer({type(optimizer).__name__}): {whole} of its parameters are not those of a model that "
-                "use_fsdp() spreads over the ranks. wrap_model() gives the model new ones: make the optimizer after "
-                "it, from self.model.parameters()."
+                f"wrap_optimizer({type(optimizer).__name__}): {stale} of its parameters are those that a model had "
+                "before use_fsdp() spread it over the ranks. wrap_model() gives the model new ones: make the optimizer "
+                "after it, from self.model.parameters()."
             )
+        for group in optimizer.param_groups:
+            kinds = {isinstance(parameter, DTensor) for parameter in group["params"]}
+            if len(kinds) > 1 and group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = False  # torch steps no spread and whole parameters in one call
+
+    def share(self, parameters: Sequence[nn.Parameter]) -> Callable[[Sequence[nn.Parameter]], None] | None:
+        """Give parameters the chief's values; return what averages the gradients of such ones over all ranks."""
+        return share(parameters, self.device)
 
     def configure(self, options: dict[str, Any], sync_batch_norm: bool) -> None:
         """Refuse options of DDP."""
@@ -212,7 +224,7 @@ class Sharded:
 
     def even_out(self, models: Sequence[nn.Module]) -> None:
         """Give every rank the chief's buffers, such as running means."""
-        broadcast([buffer for model in models for buffer in model.buffers()])
+        broadcast([buffer for model in models for buffer in model.buffers()], self.device)
 
     def rounds(self, batches: Iterable[Any], stopping: Callable[[], bool]) -> Rounds:
         """Return batches to evaluate, as many forward passes on every rank."""

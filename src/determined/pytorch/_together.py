@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from determined.pytorch import _rng
+from determined.pytorch import _free_parameters, _rng
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._progress import Clock
 
@@ -22,10 +22,12 @@ def training_together(context: PyTorchTrialContext, clock: Clock) -> Iterator[No
     aggregates = context.aggregation_frequency > 1
     check = context.backend.start(context.models, steps_now if aggregates else None, context.compressed)
     context.gradients.before_first_step = check
+    context.gradients.exchanges = _free_parameters.share(context)
     try:
         yield
     finally:
         context.gradients.before_first_step = None
+        context.gradients.exchanges = {}
         context.backend.stop()
 
 
