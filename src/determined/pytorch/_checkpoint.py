@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import copy
 import dataclasses
+import functools
 import io
 import json
 import pathlib
@@ -15,12 +14,11 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from determined import errors, storage
 from determined._version import VERSION
-from determined.pytorch import _code, _free_parameters, _identity, _legacy, _rng
+from determined.pytorch import _code, _free_parameters, _identity, _legacy, _objects, _rng
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._fused import kept_settings
 from determined.pytorch._keeping import SHARDS_FOLDER, Keeper, with_references
@@ -34,7 +32,7 @@ FORMAT = "resolute-1"
 def snapshot(context: PyTorchTrialContext) -> dict[str, Any]:
     """Return the state of everything wrapped, which all ranks have alike."""
     return {
-        "models_state_dict": [model.state_dict() for model in context.models],
+        **models_state(context),
         **_free_parameters.state(context),
         "optimizers_state_dict": [optimizer.state_dict() for optimizer in context.optimizers],
         "lr_schedulers_state_dict": [scheduler.state_dict() for scheduler in context.lr_schedulers],
@@ -121,6 +119,19 @@ def _load_each(key: str, owners: Any, state: Mapping[str, Any]) -> None:
             ) from error
 
 
+def rules_of(trial_class: type, fresh: Mapping[str, Any]) -> _objects.Rules:
+    """Return which classes a checkpoint may hold for a trial that holds these entries of a state before it loads any.
+
+    Raises `InvalidExperimentException` if they hold what cannot be saved.
+    """
+    return _objects.Rules(fresh, functools.cache(functools.partial(_code.program_modules, trial_class)))
+
+
+def models_state(context: PyTorchTrialContext) -> dict[str, Any]:
+    """Return the entry of a checkpoint that holds the states of models."""
+    return {"models_state_dict": [model.state_dict() for model in context.models]}
+
+
 def gradients(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
     """Return gradients that outlive the batch, as those between aggregated steps do."""
     return context.backend.keeper.gradients(context.models) | _free_parameters.gradients(context)
@@ -136,18 +147,18 @@ def restore_gradients(context: PyTorchTrialContext, saved: Mapping[str, torch.Te
 
 
 def write(folder: pathlib.Path, state: dict[str, Any], description: dict[str, Any]) -> None:
-    """Write the state and the description of its program into a folder."""
+    """Write the state, in plain data, and the description of its program into a folder."""
     write_state(folder, state)
     (folder / LOAD_FILE).write_text(json.dumps(description, default=str))
 
 
 def write_state(folder: pathlib.Path, state: dict[str, Any]) -> None:
-    """Write the state into a folder."""
+    """Write the state, in plain data, into a folder."""
     _refuse(state, _fault(state, folder / STATE_FILE))
 
 
 def check(state: dict[str, Any]) -> None:
-    """Refuse a state that could not be loaded safely."""
+    """Refuse a state, in plain data, that could not be loaded safely."""
     _refuse(state, _fault(state, io.BytesIO()))
 
 
@@ -155,14 +166,15 @@ def _refuse(state: dict[str, Any], fault: str | None) -> None:
     if fault:
         places = ", ".join(sorted(_unsafe_places(state, "")))
         raise errors.InvalidExperimentException(
-            f"The checkpoint would hold, under {places}, what cannot be loaded safely: {fault}. Only plain values, "
-            "containers, arrays and tensors can. Convert the rest in state_dict() or on_checkpoint_save_start()."
+            f"The checkpoint would hold, under {places}, what cannot be loaded safely: {fault}. Convert it in "
+            "state_dict() or on_checkpoint_save_start()."
         )
 
 
 def read(folder: pathlib.Path, **options: Any) -> dict[str, Any]:
     """Return the state in a checkpoint's folder, also of one that Determined wrote.
 
+    Objects of other classes are still plain data, until `_objects.decode` makes them.
     `options` are those of `torch.load`; without them, tensors are loaded to the CPU, and nothing but data.
     """
     path = folder / STATE_FILE
@@ -179,7 +191,7 @@ def read(folder: pathlib.Path, **options: Any) -> dict[str, Any]:
         _check_unpacked_size(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # those of torch are about what a forged file names
-            state = _restored(load(path, **loading))
+            state = _objects.with_arrays(load(path, **loading))
         if (folder / SHARDS_FOLDER).is_dir():
             state = with_references(state, folder / SHARDS_FOLDER)
     except Exception as error:  # torch raises anything for files that are damaged, or that hold more than data
@@ -216,6 +228,8 @@ def reading(folder: pathlib.Path) -> Iterator[None]:
     """Raise `InvalidCheckpointException` for a state, in the folder of a checkpoint, that has not the right form."""
     try:
         yield
+    except errors.InvalidCheckpointException:
+        raise
     except (TypeError, AttributeError, ValueError, LookupError, OverflowError, RuntimeError) as error:
         raise errors.InvalidCheckpointException(
             f"The checkpoint in {folder} holds a state that no training has saved ({type(error).__name__}: {error}); "
@@ -259,45 +273,10 @@ def description(context: PyTorchTrialContext, program: _code.Program, trial_clas
     }
 
 
-_ARRAY = "__ndarray__"
-_CONTAINERS = (dict, list, tuple, collections.OrderedDict)
-
-
-def _portable(value: Any) -> Any:
-    """Return the structure with NumPy arrays and numbers in a form that `weights_only` loading admits."""
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        native = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
-        return {_ARRAY: torch.from_numpy(native).reshape(value.shape)}
-    if isinstance(value, np.generic):
-        return value.item()
-    if type(value) in _CONTAINERS:
-        return _mapped(_portable, value)
-    return value
-
-
-def _restored(value: Any) -> Any:
-    """Return the structure that `_portable` was given."""
-    if type(value) is dict and set(value) == {_ARRAY}:
-        return value[_ARRAY].numpy()
-    if type(value) in _CONTAINERS:
-        return _mapped(_restored, value)
-    return value
-
-
-def _mapped(function: Any, value: Any) -> Any:
-    if type(value) is dict:
-        return {function(key): function(one) for key, one in value.items()}
-    if type(value) is collections.OrderedDict:
-        mapped = copy.copy(value)  # keeps what torch hangs on to state dicts
-        mapped.update({key: function(one) for key, one in value.items()})
-        return mapped
-    return type(value)(function(one) for one in value)
-
-
 def _fault(value: Any, target: pathlib.Path | io.BytesIO) -> str | None:
     """Save a value and say what keeps it from being loaded safely; None if nothing does."""
     try:
-        _save(_portable(value), target)
+        _save(value, target)
     except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
         return str(error)
     if isinstance(target, io.BytesIO):

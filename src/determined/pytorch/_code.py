@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -38,9 +39,33 @@ class Program(NamedTuple):
     """The folders that the program imports from, relative to `root`, in the order of the search."""
 
 
+def import_name(module: str) -> str:
+    """Return the name that a module can be imported by; the script that runs counts as the module of its name."""
+    main = sys.modules.get(module)
+    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    if module != "__main__" or not file:
+        return module
+    return str(spec.name) if spec else pathlib.Path(file).stem
+
+
+def imported_module(name: str) -> types.ModuleType | None:
+    """Return the module that `import_name` gives a name; None if it is not imported."""
+    return sys.modules.get("__main__" if import_name("__main__") == name else name)
+
+
+def program_modules(trial_class: type) -> list[str]:
+    """Return the names of the modules that belong to the program of a trial and are imported, without its libraries."""
+    root = program_of(trial_class).root
+    if root is None:
+        return [module_of(trial_class)]
+    belongs = _membership(root, [])
+    below = {name for name, path in _modules_below(root) if belongs(path.parent.relative_to(root))}
+    return sorted({module_of(trial_class), *below})
+
+
 def module_of(trial_class: type) -> str:
     """Return the name of the module that a class can be imported from; a script counts as the module of its name."""
-    return _import_name(trial_class.__module__)
+    return import_name(trial_class.__module__)
 
 
 def program_of(trial_class: type) -> Program:
@@ -86,14 +111,6 @@ def copy_program(root: pathlib.Path, files: Iterable[pathlib.Path], target: path
             shutil.copyfile(root / path, target / path)
         except (FileNotFoundError, PermissionError) as error:  # no reason to lose the training
             logger.warning("The checkpoint leaves out %s of the program: %s.", path, error)
-
-
-def _import_name(module: str) -> str:
-    main = sys.modules.get(module)
-    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
-    if module != "__main__" or not file:
-        return module
-    return str(spec.name) if spec else pathlib.Path(file).stem
 
 
 def _import_root(name: str, file: pathlib.Path) -> pathlib.Path:
@@ -158,7 +175,7 @@ def _modules_below(root: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
             continue
         path = pathlib.Path(folder, os.path.basename(file))
         if path.is_relative_to(root) and not path.is_relative_to(_LIBRARY):
-            yield _import_name(name), path
+            yield import_name(name), path
 
 
 @functools.cache

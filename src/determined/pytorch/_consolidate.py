@@ -6,7 +6,7 @@ import pathlib
 import shutil
 
 from determined import errors, storage
-from determined.pytorch import _checkpoint
+from determined.pytorch import _checkpoint, _objects
 from determined.pytorch._keeping import SHARDS_FOLDER, WholeState
 
 
@@ -27,5 +27,5 @@ def consolidate(source: pathlib.Path, target: pathlib.Path) -> None:
         if name != _checkpoint.STATE_FILE and name.partition("/")[0] != SHARDS_FOLDER:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, target / name)
-    _checkpoint.write_state(target, state)
+    _checkpoint.write_state(target, _objects.Encoder().encode(state))
     storage.Manifest.of(target, manifest.origin).write(target)

@@ -80,7 +80,7 @@ def _as_stored(value: Any) -> Any:
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, dict) or (name and not value):
+    if not isinstance(value, dict):
         yield name, value
         return
     for key, one in value.items():

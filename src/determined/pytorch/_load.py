@@ -13,7 +13,7 @@ from typing import Any
 
 from determined import core, errors, storage
 from determined._import import import_from_path
-from determined.pytorch import _checkpoint
+from determined.pytorch import _checkpoint, _objects
 from determined.pytorch._backend import SingleProcess
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._lazy_dynamo import defer_compiler
@@ -66,7 +66,8 @@ def load_trial_from_checkpoint_path(
                 stack.enter_context(import_from_path(path))
             trial = _trial_class(folder, description, import_paths)(context, **(trial_kwargs or {}))
     state = _checkpoint.read(folder, **options)
-    state["models_state_dict"] = context.backend.keeper.attach(state["models_state_dict"])
+    models = context.backend.keeper.attach(state["models_state_dict"])
+    state["models_state_dict"] = _objects.decode(models, _objects.Rules(), ("models_state_dict",))
     _checkpoint.restore_models(context, state)
     return trial
 

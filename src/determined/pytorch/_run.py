@@ -13,7 +13,7 @@ import torch
 
 from determined import tracking
 from determined.core._context import searcher_metric
-from determined.pytorch import _checkpoint, _free_parameters, _ranks_state
+from determined.pytorch import _checkpoint, _free_parameters, _objects, _ranks_state
 from determined.pytorch._callback import Callbacks
 from determined.pytorch._compile import compile_models
 from determined.pytorch._context import PyTorchTrialContext
@@ -82,11 +82,14 @@ def run(trial: PyTorchTrial, context: PyTorchTrialContext, settings: FitSettings
     saved = _find_saved(context, type(trial), settings.latest_checkpoint)
     progress = Progress()
     if saved is not None and is_of_another_trial(context.services, saved):
+        rules = _checkpoint.rules_of(type(trial), _checkpoint.models_state(context))
         with _checkpoint.reading(saved.path):
+            _decode(saved, "models_state_dict", rules)
             _checkpoint.restore_models(context, saved.state)
         saved = None
     if saved is not None:
         with _checkpoint.reading(saved.path):
+            _decode(saved, "loop", _checkpoint.rules_of(type(trial), {"loop": None}))
             progress.load_state_dict(saved.state["loop"]["progress"])
     with _run_scope(context), _trial_scope(callbacks, progress.batches_trained, saved.uuid if saved else None):
         _train(trial, context, settings, callbacks, progress, saved)
@@ -162,6 +165,11 @@ def _share_of(context: PyTorchTrialContext, stream: Stream, progress: Progress, 
         share = _ranks_state.share_of(context, saved.state)
         stream.load_state_dict(share.get("data", {}), progress.batches_trained)
     return share
+
+
+def _decode(saved: Saved, entry: str, rules: _objects.Rules) -> None:
+    """Make the objects in an entry of a checkpoint that the rules admit."""
+    saved.state[entry] = _objects.decode(saved.state[entry], rules, (entry,))
 
 
 def _take_over_seed(context: PyTorchTrialContext) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from determined import errors, storage, tracking
 from determined._home import home
 from determined.core._context import Context
-from determined.pytorch import _checkpoint, _code, _identity, _ranks_state, _rng
+from determined.pytorch import _checkpoint, _code, _identity, _objects, _ranks_state, _rng
 from determined.pytorch._callback import Callbacks
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._keeping import Shards
@@ -185,6 +186,8 @@ class Saver:
         self._progress = progress
         self._loop_parts = loop_parts
         self._rank_parts = rank_parts
+        self._rules = _objects.Rules()
+        self._warned: set[tuple[str, str]] = set()
         self._copier = HostCopier()
         self._writer = BackgroundWriter()
         wants = any(callbacks.wants(hook) for hook in _HOOKS_AFTER_WRITE)
@@ -215,31 +218,51 @@ class Saver:
         if per_rank is not None:
             _ranks_state.put_into(state, loop, per_rank)
         self._callbacks.run("on_checkpoint_save_start", state)
-        if shards is None:
-            self._begin_write(state, program)
-        else:
-            self._write(shards.take(state, ""), self._progress.batches_trained, program, shards)
+        if shards is not None:
+            self._write(shards.take(self._encoded(state), ""), self._progress.batches_trained, program, shards)
+        elif self._context.distributed.is_chief:
+            self._begin_write(self._encoded(state), program)
         if self._waits:
             self.finish()
             self._callbacks.run("on_checkpoint_upload_end", self.latest)
 
     def _begin_write(self, state: dict[str, Any], program: ProgramFiles) -> None:
-        if not self._context.distributed.is_chief:
-            return
         write = functools.partial(self._write, self._copier.copy(state), self._progress.batches_trained, program)
         if self._waits:  # on this thread, where its hooks must run
             write()
         else:
             self._writer.start(write)
 
+    def _encoded(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a state as plain data; warn, once, of each class in it that a resume would refuse."""
+        encoder = _objects.Encoder()
+        plain: dict[str, Any] = encoder.encode(state)
+        refused = {(".".join(one.place), one.name) for one in encoder.found if not self._rules.admits(one)}
+        if self._context.distributed.is_chief:
+            for place, name in sorted(refused - self._warned):
+                logger.warning(
+                    "Checkpoints hold a %s under %s, which a resume loads only if the program calls "
+                    "torch.serialization.add_safe_globals([%s]) first.",
+                    name,
+                    place,
+                    name.rpartition(".")[2],
+                )
+        self._warned |= refused
+        return plain
+
     def check(self) -> None:
-        """Refuse, before any work, what could not be saved later: a state of callbacks that is more than data."""
-        try:
-            states = {"callbacks": self._callbacks.state_dict(), **self._context.precision.state_dict()}
-        except Exception:  # a callback may be able to tell its state only later
-            return
+        """Look at all states before any work: refuse what could not be saved later, and note the classes in them."""
+        fresh: dict[str, Any] = dict.fromkeys(("rng_state", "loop", "gradients", "callbacks"))
+        for states in (
+            lambda: _checkpoint.snapshot(self._context),
+            lambda: {"callbacks": self._callbacks.state_dict()},
+        ):
+            with contextlib.suppress(Exception):  # one may be able to tell its state only later
+                fresh |= states()
+        self._rules = _checkpoint.rules_of(self._trial_class, fresh)
+        callbacks = _objects.Encoder().encode({"callbacks": fresh["callbacks"]})
         shards = self._context.backend.keeper.shards()
-        _checkpoint.check(states if shards is None else shards.take(states, ""))
+        _checkpoint.check(callbacks if shards is None else shards.take(callbacks, ""))
 
     def completed(self) -> str | None:
         """Return the id of a checkpoint that became complete since the last call."""
@@ -266,7 +289,9 @@ class Saver:
     def restore(self, saved: Saved) -> None:
         """Put the run into a saved state, all but random numbers, which opening the data may still draw."""
         whole = {name: value for name, value in saved.state.items() if name not in ("loop", "gradients")}
-        saved.state.update(self._context.backend.keeper.attach(whole))
+        whole = self._context.backend.keeper.attach(whole)
+        with _checkpoint.reading(saved.path):
+            saved.state.update(_objects.decode(whole, self._rules))
         self._callbacks.run("on_checkpoint_load_start", saved.state)
         _checkpoint.restore(self._context, saved.state)
         self._callbacks.load_state_dict(saved.state.get("callbacks", {}))
