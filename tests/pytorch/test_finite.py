@@ -1,4 +1,4 @@
-"""Metrics that are no finite numbers: kept as they are, said once, never the best."""
+"""Metrics that are no finite numbers, or none at all: recorded, announced once, never the best, never the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from determined import core, pytorch
 from determined._home import home
 from determined.pytorch import Batch
-from trials import LineTrial, fit, records, saved_at, scripted
+from trials import LineTrial, fit, latest_checkpoint, records, saved_at, scripted
 
 HUGE = 10**400
 NON_FINITE = [math.nan, math.inf, -math.inf]
@@ -28,7 +28,7 @@ class ListedTrial(LineTrial):
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         metrics = super().train_batch(batch, epoch_idx, batch_idx)
         value = self.values[batch_idx]
-        return metrics if value == "missing" else {**metrics, "extra": value}
+        return metrics if isinstance(value, str) and value == "missing" else {**metrics, "extra": value}
 
 
 def listed(values: list[Any], base: type[LineTrial] = ListedTrial, **arguments: Any) -> list[Any]:
@@ -77,9 +77,76 @@ def test_training_number_beyond_all_floats_is_infinite(sign: int) -> None:
     assert curve("Determined/extra") == [sign * math.inf, 1.0]
 
 
-def test_training_text_is_refused_with_its_name() -> None:
-    with pytest.raises(TypeError, match=r"'extra' has the value 'bad'.*return numbers"):
-        listed(["bad"])
+def test_list_of_learning_rates_is_recorded_as_its_mean() -> None:
+    assert listed([[0.1], [0.2, 0.4], torch.tensor([1.0, 3.0])]) == [0.1, pytest.approx(0.3), 2.0]
+    assert curve("Determined/extra") == pytest.approx([0.1, 0.3, 2.0])
+
+
+@pytest.mark.parametrize("value", ["text", {"a": 1.0}, object(), [[1.0], [1.0, 2.0]]], ids=lambda v: type(v).__name__)
+def test_training_value_without_a_number_is_recorded_as_none_with_one_warning(
+    value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert listed([value, 1.0, value]) == [None, 1.0, None]
+    assert curve("Determined/extra") == [1.0]
+    (said,) = warnings_in(caplog)
+    assert said.startswith("The training metric 'extra' is not a number at batch 1: [")
+    assert "return numbers" in said
+
+
+def test_training_metric_that_changes_its_shape_within_a_window_is_recorded_as_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert listed([[1.0, 2.0], [1.0]], reporting_period=Batch(2)) == [None]
+    assert "[[1.0, 2.0], [1.0]]" in warnings_in(caplog)[0]
+
+
+class ValidatedTrial(ListedTrial):
+    """Returns the values of the list from `evaluate_batch`, one a batch."""
+
+    train_batch = LineTrial.train_batch
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        return {**super().evaluate_batch(batch, batch_idx), "extra": self.values[batch_idx]}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("text", "text"), ({"a": 1.0}, {"a": 1.0}), (object(), 1.0), ([1.0, 2.0], [1.0])],
+    ids=["string", "mapping", "object", "changing shape"],
+)
+def test_validation_value_without_a_number_is_recorded_as_none_with_one_warning(
+    first: Any, second: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    listed([first, second], ValidatedTrial, validation_period=Batch(1))
+    assert [report.metrics["extra"] for report in records().metrics(1, "validation")] == [None, None]
+    (said,) = warnings_in(caplog)
+    assert said.startswith("The validation metric 'extra' is not a number at batch 1: [")
+
+
+@pytest.mark.parametrize(("reducer", "expected"), [("AVG", 2.5), ("SUM", 10.0), ("MAX", 4.0), ("MIN", 1.0)])
+def test_validation_reducers_take_all_elements_of_lists_and_arrays(reducer: str, expected: float) -> None:
+    class Trial(ValidatedTrial):
+        def evaluation_reducer(self) -> pytorch.Reducer:
+            return pytorch.Reducer[reducer]
+
+    listed([[1.0, 2.0], torch.tensor([3.0, 4.0])], Trial)
+    (report,) = records().metrics(1, "validation")
+    assert report.metrics["extra"] == expected
+
+
+def test_window_with_objects_survives_a_resume() -> None:
+    class Trial(ListedTrial):
+        values = [object(), "text", {"a": object()}, [1.0]]
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if batch_idx == 1:
+                self.context.set_stop_requested(True)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    fit(Trial, max_length=Batch(4))
+    fit(Trial, max_length=Batch(4), latest_checkpoint=latest_checkpoint())
+    (report,) = records().metrics(2, "training")
+    assert (report.steps_completed, report.metrics["extra"]) == (4, None)
 
 
 def test_opposite_infinities_in_a_window_give_nan() -> None:
@@ -91,14 +158,24 @@ def test_sum_beyond_the_largest_float_is_infinite() -> None:
     assert listed([1.7e308, 1.7e308], reporting_period=Batch(2)) == [math.inf]
 
 
-@pytest.mark.parametrize("value", [*NON_FINITE, HUGE, "text", None, [1.0, math.nan]], ids=lambda value: str(value)[:9])
-def test_validation_metrics_of_any_kind_are_recorded_as_they_are(value: Any) -> None:
+@pytest.mark.parametrize("value", [*NON_FINITE, HUGE, 3], ids=lambda value: str(value)[:9])
+def test_numbers_of_the_whole_validation_data_are_recorded_as_they_are(value: Any) -> None:
     scripted([{"loss": 1.0, "other": value}])()
     (report,) = records().metrics(1, "validation")
-    if value is None:  # as in training, a metric that is not there
-        assert "other" not in report.metrics
-    else:
-        assert repr(report.metrics["other"]) == repr(value)
+    assert repr(report.metrics["other"]) == repr(value)
+
+
+def test_none_in_a_validation_counts_as_missing() -> None:
+    scripted([{"loss": 1.0, "other": None}])()
+    (report,) = records().metrics(1, "validation")
+    assert "other" not in report.metrics
+
+
+@pytest.mark.parametrize(("value", "recorded"), [("text", None), ({"a": 1}, None), ([1.0, 2.0], 1.5)], ids=str)
+def test_other_values_of_the_whole_validation_data_are_recorded_as_numbers_or_none(value: Any, recorded: Any) -> None:
+    scripted([{"loss": 1.0, "other": value}])()
+    (report,) = records().metrics(1, "validation")
+    assert report.metrics["other"] == recorded
 
 
 @pytest.mark.parametrize("bad", [*NON_FINITE, HUGE, -HUGE], ids=lambda value: str(value)[:9])
@@ -161,7 +238,11 @@ def test_reducer_in_training_is_warned_of(caplog: pytest.LogCaptureFixture) -> N
     class Trial(LineTrial):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             super().__init__(context)
-            context.wrap_reducer(lambda _: math.nan, "reduced", for_validation=False)
+            self.reducer = context.wrap_reducer(lambda _: math.nan, "reduced", for_validation=False)
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            self.reducer.update(1)
+            return super().train_batch(batch, epoch_idx, batch_idx)
 
     fit(Trial)
     (said,) = warnings_in(caplog)

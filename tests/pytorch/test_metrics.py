@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import math
 import weakref
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from determined import pytorch
 from determined.pytorch import Batch
-from determined.pytorch._metrics import MetricWindow, _Held, averages
+from determined.pytorch._metrics import MetricWindow, _Held, averaged_over_ranks, averages, hold_on_device
 from trials import LineTrial, fit, records
 
 
@@ -90,6 +91,24 @@ def test_values_left_on_a_device_are_read_as_those_in_host_memory_are(kinds: lis
         assert np.array_equal(left["m"], right["m"])
 
 
+def test_values_in_containers_left_on_a_device_are_read() -> None:
+    metrics = MetricWindow()
+    metrics._columns = {"m": [[_Held(torch.tensor(1.0)), {"a": _Held(torch.tensor([2.0]))}]]}  # as on a GPU
+    metrics._count = 1
+    assert list(metrics.take()) == [{"m": [1.0, {"a": 2.0}]}]
+
+
+def test_inference_tensors_can_be_left_on_a_device() -> None:
+    with torch.inference_mode():
+        tensors = [torch.tensor(1.0), torch.tensor(2.0) + 1]
+        inside = hold_on_device(tensors[0])
+    metrics = MetricWindow()
+    metrics._columns, metrics._count = {"m": [inside, hold_on_device(tensors[1])]}, 2  # as on a GPU
+    with torch.inference_mode():
+        tensors[0].add_(5)
+    assert metrics.take().columns == {"m": [1.0, 3.0]}
+
+
 def test_whole_numbers_left_on_a_device_stay_whole() -> None:
     metrics = MetricWindow()
     metrics._columns, metrics._count = {"m": [_Held(torch.tensor(2**60 + 1)), _Held(torch.tensor(3))]}, 2
@@ -122,11 +141,13 @@ def test_a_value_changed_in_place_later_does_not_change_the_report(make: Any, si
     assert np.all(batch["m"] == 1)
 
 
-def test_a_dict_changed_later_does_not_change_the_report() -> None:
-    values = {"m": 1.0}
-    metrics = filled(values)
-    values["m"] = 2.0
-    assert list(metrics.take()) == [{"m": 1.0}]
+@pytest.mark.parametrize("values", [{"m": 1.0}, [1.0], [[1.0]]], ids=["dict", "list", "nested list"])
+def test_a_container_changed_later_does_not_change_the_report(values: Any) -> None:
+    before = copy.deepcopy(values)
+    metrics = filled({"values": values})
+    inner = values[0] if isinstance(values, list) and isinstance(values[0], list) else values
+    inner["m" if isinstance(inner, dict) else 0] = 2.0
+    assert list(metrics.take()) == [{"values": before}]
 
 
 def test_the_graph_is_released_with_the_batch() -> None:
@@ -134,7 +155,7 @@ def test_the_graph_is_released_with_the_batch() -> None:
     weight = torch.ones(3, requires_grad=True)
     activation = weight * 2
     released = weakref.ref(activation)
-    metrics.add({"loss": activation.square().sum(), "activation": activation})
+    metrics.add({"loss": activation.square().sum(), "activation": activation, "parts": [{"one": activation * 1}]})
     del activation
     gc.collect()
     assert released() is None
@@ -158,9 +179,48 @@ def test_averages_of_whole_numbers(values: list[int]) -> None:
     assert averaged(*[{"m": value} for value in values])["m"] == pytest.approx(sum(values) / len(values))
 
 
-def test_average_of_arrays_goes_element_by_element() -> None:
-    average = averaged({"m": torch.tensor([1.0, 2.0])}, {"m": torch.tensor([3.0, 6.0])})
-    assert average["m"].tolist() == [2.0, 4.0]
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([1, 3], (2, 6)),
+        ([[1, 1], [3, 3]], [[2, 2], [6, 6]]),
+        (np.array([1.0, 3.0]), [2.0, 6.0]),
+        (torch.tensor([1.0, 3.0]), torch.tensor([2.0, 6.0], dtype=torch.float64)),
+        ([torch.tensor(1.0, requires_grad=True), 3], [np.float32(2), torch.tensor([6])]),
+        ([torch.tensor([1.0, 3.0])], [torch.tensor([2.0, 6.0])]),
+    ],
+    ids=["list and tuple", "nested", "array", "tensor", "list of tensors", "list of vectors"],
+)
+def test_lists_and_arrays_average_to_one_number(first: Any, second: Any) -> None:
+    assert averaged({"m": first}, {"m": second}) == {"m": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("warm-up", "training"),
+        ({"a": 1.0}, {"a": 2.0}),
+        (1.0, "nan"),
+        ([1.0, 2.0], [1.0, 2.0, 3.0]),
+        ([[1.0], [2.0, 3.0]], [[1.0], [2.0, 3.0]]),
+        ([], []),
+        ([None], [1.0]),
+        (1 + 2j, 1j),
+        (b"1", b"2"),
+        ([range(9)], range(9)),
+    ],
+    ids=str,
+)
+def test_values_without_an_average_stay_as_they_are(first: Any, second: Any) -> None:
+    assert averaged({"m": first}, {"m": second}) == {"m": [first, second]}
+
+
+def test_ranks_average_what_has_an_average() -> None:
+    rank = filled({"a": 1.0, "b": [1.0, 2.0], "c": "text", "d": 1, "e": None}).take()
+    other = filled({"a": 3.0, "b": [3.0, 4.0], "c": "text", "d": [1], "e": None}).take()
+    (batch,) = averaged_over_ranks([rank, other])
+    assert batch.pop("b").tolist() == [2.0, 3.0]
+    assert batch == {"a": 2.0, "c": None, "d": None}
 
 
 def test_batches_keep_the_names_that_they_have() -> None:
@@ -243,6 +303,23 @@ def test_losses_of_a_window_average_to_the_exact_mean() -> None:
     fit(Trial, max_length=Batch(6))
     (report,) = records().metrics(1, "training")
     assert report.metrics["loss"] == math.fsum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("method", ["train_batch", "evaluate_batch"])
+def test_metrics_may_be_computed_in_inference_mode(method: str) -> None:
+    class Trial(LineTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            metrics = super().train_batch(batch, epoch_idx, batch_idx)
+            with torch.inference_mode():
+                return metrics | {"two": torch.ones(3).sum() - 1, "vector": torch.ones(2) * 2}
+
+        @torch.inference_mode()
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+            return super().evaluate_batch(batch, batch_idx) | {"two": torch.ones(2).sum(), "vector": torch.ones(2) * 2}
+
+    fit(Trial, max_length=Batch(2))
+    (report,) = records().metrics(1, "training" if method == "train_batch" else "validation")
+    assert (report.metrics["two"], report.metrics["vector"]) == (2.0, 2.0)
 
 
 def test_validation_metrics_changed_in_place_are_combined_as_they_were_returned() -> None:

@@ -45,7 +45,7 @@ class Sum(pytorch.MetricReducer):
 # Functions
 
 
-@given(values=st.lists(st.integers(), max_size=40), ranks=st.integers(1, 6))
+@given(values=st.lists(st.integers(), min_size=1, max_size=40), ranks=st.integers(1, 6))
 def test_function_gets_the_values_of_all_ranks_in_the_original_order(values: list[int], ranks: int) -> None:
     received: list[list[int]] = []
     reducer = FunctionReducer(received.append)
@@ -53,7 +53,7 @@ def test_function_gets_the_values_of_all_ranks_in_the_original_order(values: lis
     assert received == [values]
 
 
-@given(values=st.lists(st.sampled_from([None, 0, False, "", ()])), ranks=st.integers(1, 4))
+@given(values=st.lists(st.sampled_from([None, 0, False, "", ()]), min_size=1), ranks=st.integers(1, 4))
 def test_function_gets_values_that_look_like_nothing_too(values: list[Any], ranks: int) -> None:
     received: list[list[Any]] = []
     FunctionReducer(received.append).cross_slot_reduce([values[rank::ranks] for rank in range(ranks)])
@@ -66,7 +66,21 @@ def test_function_reducer_is_updated_and_reset(context: PyTorchTrialContext) -> 
     handle.update(2)
     assert context.reduce_metrics(for_training=True) == {"total": 3}
     context.reset_reducers()
-    assert context.reduce_metrics(for_training=True) == {"total": 0}
+    handle.update(4)
+    assert context.reduce_metrics(for_training=True) == {"total": 4}
+
+
+def test_function_without_values_is_not_called_and_has_no_result(
+    context: PyTorchTrialContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    average = context.wrap_reducer(lambda values: sum(values) / len(values), "average")
+    assert context.reduce_metrics(for_training=False) == {}
+    assert context.reduce_metrics(for_training=True) == {}
+    (warning,) = caplog.messages
+    assert warning.startswith("The reducer 'average' (FunctionReducer) got no values in a validation")
+    assert "for_validation=False" in warning
+    average.update(2)
+    assert context.reduce_metrics(for_training=True) == {"average": 2.0}
 
 
 def test_function_without_a_name_returns_a_dict(context: PyTorchTrialContext) -> None:
@@ -104,7 +118,7 @@ def test_old_place_of_wrap_reducer_still_works(context: PyTorchTrialContext) -> 
     context.experimental.wrap_reducer(sum, "total").update(4)
     assert context.experimental.reduce_metrics(for_training=True) == {"total": 4}
     context.experimental.reset_reducers()
-    assert context.experimental.reduce_metrics(for_training=True) == {"total": 0}
+    assert context.experimental.reduce_metrics(for_training=True) == {}
 
 
 def test_one_gather_serves_all_reducers() -> None:
@@ -152,11 +166,10 @@ def test_error_in_user_code_names_reducer_and_method(context: PyTorchTrialContex
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_error_in_a_function_that_got_values_gives_no_hint_about_missing_ones(context: PyTorchTrialContext) -> None:
+def test_error_in_a_function_that_got_values_names_it(context: PyTorchTrialContext) -> None:
     context.wrap_reducer(lambda values: 1 / 0, "broken").update(1)
-    with pytest.raises(ValueError, match="ZeroDivisionError") as caught:
+    with pytest.raises(ValueError, match=r"'broken'.*cross_slot_reduce: ZeroDivisionError"):
         context.reduce_metrics(for_training=True)
-    assert "no values" not in str(caught.value)
 
 
 # torchmetrics
@@ -182,11 +195,15 @@ def test_torchmetrics_arrays_stay_arrays(context: PyTorchTrialContext) -> None:
 
 
 @pytest.mark.parametrize("collection", [False, True])
-def test_torchmetrics_without_values_report_nothing(context: PyTorchTrialContext, collection: bool) -> None:
+def test_torchmetrics_without_values_report_nothing(
+    context: PyTorchTrialContext, collection: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     mean = torchmetrics.MeanMetric()
     name = None if collection else "mean"
     context.wrap_reducer(torchmetrics.MetricCollection([mean]) if collection else mean, name)
     assert context.reduce_metrics(for_training=True) == {}
+    (warning,) = caplog.messages
+    assert "got no values in a window of training" in warning
 
 
 def test_torchmetrics_metric_twice_is_refused(context: PyTorchTrialContext) -> None:
@@ -271,6 +288,37 @@ def test_evaluation_reducers_combine_batches(reducer: Any, expected: float) -> N
     assert report.metrics["value"] == expected
 
 
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        ([0.5, 1.5], [0.5, 1.5]),
+        ({"cat": 0.5}, {"cat": 0.5}),
+        ("text", None),
+        ({"cat": "text"}, None),
+        (object(), None),
+    ],
+    ids=["array", "list", "mapping", "string", "mapping of strings", "object"],
+)
+def test_results_are_recorded_as_they_are_if_they_are_numbers(
+    result: Any, expected: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Trial(LineTrial):
+        def __init__(self, context: PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.reducer = context.wrap_reducer(lambda _: {"result": result}, for_training=False)
+
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> Any:
+            self.reducer.update(batch_idx)
+            return super().evaluate_batch(batch, batch_idx)
+
+    fit(Trial, max_length=Batch(2), validation_period=Batch(1))
+    assert [report.metrics["result"] for report in records().metrics(1, "validation")] == [expected, expected]
+    assert [message.partition(" at batch 1")[0] for message in caplog.messages] == (
+        ["The validation metric 'result' is not a number"] if expected is None else []
+    )
+
+
 @given(values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20))
 def test_averages_do_not_depend_on_the_order(values: list[float]) -> None:
     from determined.pytorch._reducer import mean
@@ -296,7 +344,15 @@ def test_result_of_one_number_is_a_number_that_a_searcher_can_compare(result: An
     class Trial(LineTrial):
         def __init__(self, context: PyTorchTrialContext) -> None:
             super().__init__(context)
-            context.wrap_reducer(lambda _: result if name else {"score": result}, name)
+            self.score = context.wrap_reducer(lambda _: result if name else {"score": result}, name)
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            self.score.update(batch_idx)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> Any:
+            self.score.update(batch_idx)
+            return super().evaluate_batch(batch, batch_idx)
 
     fit(Trial, {"exp_conf": {"searcher": {"metric": "score"}}}, checkpoint_policy="best")
     assert [report.metrics["score"] for report in records().metrics(1)] == [2.5, 2.5]

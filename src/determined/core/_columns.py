@@ -5,7 +5,10 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any, Final
+
+import numpy as np
 
 
 class _Missing(enum.Enum):
@@ -71,3 +74,40 @@ def as_float(value: Any) -> float:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
+
+
+def as_array(value: Any) -> np.ndarray[Any, Any] | None:
+    """Return a number, an array or nested lists of numbers as one array; None for anything else.
+
+    Nothing and rows of different lengths are no numbers. Integers beyond the largest float become infinite.
+    """
+    if not _holds_numbers(value):
+        return None
+    try:
+        array = np.asarray(value)
+    except ValueError:  # rows of different lengths
+        return None
+    if array.dtype.kind == "O" and all(isinstance(one, Real) for one in array.flat):
+        array = np.array([as_float(one) for one in array.flat]).reshape(array.shape)
+    return array if array.size and array.dtype.kind in "biuf" else None
+
+
+def _holds_numbers(value: Any) -> bool:
+    """Say whether NumPy can be given a value: of an object that looks like a sequence it would read all items."""
+    if isinstance(value, list | tuple):
+        return all(map(_holds_numbers, value))
+    return isinstance(value, Real | np.ndarray | np.generic)
+
+
+def as_number(value: Any) -> float | None:
+    """Return the number that stands for a metric in a curve: the mean of an array or list; None without one."""
+    if isinstance(value, Real):
+        return as_float(value)
+    array = as_array(value)
+    return None if array is None else float(mean_of(array))
+
+
+def mean_of(array: np.ndarray[Any, Any], axis: int | None = None) -> Any:
+    """Return the mean of all elements of an array, or of those along an axis, in double precision."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.mean(array, axis=axis, dtype=np.float64)

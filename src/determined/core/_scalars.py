@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from determined import tensorboard
-from determined.core._columns import BatchColumns, are_floats, as_float
+from determined.core._columns import BatchColumns, are_floats, as_number
 from determined.core._outbox import Outbox
 from determined.core._recording import Recording, now
 
@@ -58,14 +58,14 @@ class ScalarLog:
         began, self._last_time = self._last_time, now()
         if self.enabled:
             self._outbox.put(self._write, _Window(steps_completed, batches, began, self._last_time))
-            whole = {n: [v] for n, v in metrics.items() if n not in batches.columns and n not in POSITIONS}
+            whole = {n: [v] for n, v in _numbers(metrics).items() if n not in batches.columns}
             if whole:
                 self._outbox.put(self._write, _Window(steps_completed, BatchColumns(whole, 1), began, self._last_time))
 
     def validation(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         """Write the metrics of a validation; names get the prefix `val_` unless they start with `val`."""
         if self.enabled:
-            named = {_validation_name(n): [v] for n, v in metrics.items() if n not in POSITIONS}
+            named = {_validation_name(n): [v] for n, v in _numbers(metrics).items()}
             self._outbox.put(self._write, _Window(steps_completed, BatchColumns(named, 1), now(), now()))
 
     def flush(self) -> None:
@@ -113,11 +113,17 @@ class ScalarLog:
         self.file.flush()
 
     def _write_curve(self, name: str, values: Sequence[Any], steps: Any, times: Any) -> None:
-        """Write the numbers of a column; what is no number has no curve."""
+        """Write the numbers of a column, and the means of its lists and arrays; what is no number has no curve."""
         if not are_floats(values):
-            chosen = [i for i, value in enumerate(values) if isinstance(value, Real)]
-            values, steps, times = [as_float(values[i]) for i in chosen], steps[chosen], times[chosen]
+            numbers = [(i, number) for i, value in enumerate(values) if (number := as_number(value)) is not None]
+            chosen, values = [i for i, _ in numbers], [number for _, number in numbers]
+            steps, times = steps[chosen], times[chosen]
         self.file.add_scalars(name, steps, np.array(values, np.float64), times)
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics that make a curve."""
+    return {name: value for name, value in metrics.items() if isinstance(value, Real) and name not in POSITIONS}
 
 
 def _validation_name(name: str) -> str:

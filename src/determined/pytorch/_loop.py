@@ -15,7 +15,7 @@ from determined.pytorch._callback import Callbacks, as_numpy
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._display import Display
 from determined.pytorch._finite import FiniteWatch
-from determined.pytorch._metrics import MetricWindow, averaged_over_ranks, averages
+from determined.pytorch._metrics import MetricWindow, averaged_over_ranks, averages, plain_data
 from determined.pytorch._plan import Plan, ShouldExit, Stopped, TrainBoundaryType
 from determined.pytorch._policy import CheckpointPolicy
 from determined.pytorch._profile import Timings
@@ -47,7 +47,7 @@ class Loop:
     compiles: bool
     validate_first: bool
     window: MetricWindow
-    watch: FiniteWatch = dataclasses.field(default_factory=FiniteWatch)
+    watch: FiniteWatch
 
     def run(self) -> None:
         """Train to the planned length, then leave a current validation and checkpoint."""
@@ -144,10 +144,10 @@ class Loop:
     def report(self, *, keep: bool = False) -> None:
         """Report the metrics of the window that ends here; keep them for a checkpoint if it ends too early."""
         batches, own = self.gathered(self.window.peek() if keep else self.window.take())
-        metrics = self.with_position(own)
         done = self.progress.batches_trained
         self.watch.look_at_batches(batches, done)
-        self.watch.look("training", metrics, done)
+        own = self.watch.recordable("training", own, done)
+        metrics = self.with_position(own)
         self.context.services.steps_completed = done
         self.context.services.train.report_training_metrics(done, metrics, batches)
         self.context.services.train.report_progress(min(done / self.plan.total_batches, 1.0))
@@ -165,7 +165,7 @@ class Loop:
         ranks, reducers = self.context.distributed, self.context.reducers
         if ranks.size == 1:
             return own, averages(own) | reducers.reduce(for_training=True)
-        per_rank = ranks.allgather((own, reducers.gathered(for_training=True)))
+        per_rank = ranks.allgather((plain_data(own), reducers.gathered(for_training=True)))
         parts = [part for part, _ in per_rank]
         metrics = averages(BatchColumns.interleaved(parts))
         return averaged_over_ranks(parts), metrics | reducers.combined([r for _, r in per_rank], for_training=True)
@@ -192,8 +192,8 @@ class Loop:
         metrics = self.timings.timed("validation", self.validation.run)()
         self.progress.last_val = self.progress.batches_trained
         self.progress.last_ckpt = None  # none knows of this validation yet, not even one of this batch
-        self.watch.look("validation", metrics, self.progress.batches_trained)
         worth_saving: bool = self.context.distributed.broadcast(self.policy.wants(metrics))
+        metrics = self.watch.recordable("validation", metrics, self.progress.batches_trained)
         self.context.services.train.report_validation_metrics(
             self.progress.batches_trained, self.with_position(metrics)
         )

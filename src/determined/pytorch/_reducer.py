@@ -6,18 +6,22 @@ import abc
 import dataclasses
 import enum
 import itertools
+import logging
 import math
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from determined.core import DistributedContext
-from determined.core._columns import as_float
+from determined.core._columns import are_floats, as_array, as_float, mean_of
 from determined.errors import MisuseError
+
+logger = logging.getLogger("determined.pytorch")
 
 
 class Reducer(enum.Enum):
@@ -69,12 +73,16 @@ class FunctionReducer(MetricReducer):
         return self._values
 
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
-        """Call the function with the values of all ranks, in the order of the batches."""
+        """Call the function with the values of all ranks, in the order of the batches, if there are any."""
         rounds = itertools.zip_longest(*per_slot_metrics, fillvalue=_NOTHING)
-        return self._function([value for values in rounds for value in values if value is not _NOTHING])
+        values = [value for values in rounds for value in values if value is not _NOTHING]
+        return self._function(values) if values else NO_RESULT
 
 
 _NOTHING = object()
+
+NO_RESULT: Any = object()
+"""What a reducer gives that got no values on any rank, where that can be told."""
 
 
 def gathered(reducer: MetricReducer) -> dict[str, Any]:
@@ -99,12 +107,17 @@ def regain(reducer: MetricReducer, saved: Mapping[str, Any]) -> None:
 
 
 def is_plain(value: Any) -> bool:
-    """Say whether a value is data alone: numbers, text, tensors, arrays, and containers of such."""
+    """Say whether a value is data alone, as a checkpoint can hold it: numbers, strings, tensors, arrays, containers."""
     if isinstance(value, Mapping):
         return type(value) is dict and all(is_plain(key) and is_plain(one) for key, one in value.items())
     if isinstance(value, (list, tuple, set)):
         return type(value) in (list, tuple, set) and all(is_plain(one) for one in value)
-    return value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.ndarray, Tensor))
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biufc"
+    return value is None or type(value) in _PLAIN_TYPES or isinstance(value, np.generic | Tensor)
+
+
+_PLAIN_TYPES = (bool, int, float, complex, str, bytes)
 
 
 class TorchMetricsReducer(MetricReducer):
@@ -140,9 +153,11 @@ class TorchMetricsReducer(MetricReducer):
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
         """Return the metric, the same on all ranks."""
         value = per_slot_metrics[0]
+        if not self.is_updated_somewhere:
+            return NO_RESULT
         if isinstance(value, Mapping):
             return {name: _as_number(part) for name, part in value.items()}
-        return None if value is None else _as_number(value)
+        return _as_number(value)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -169,6 +184,7 @@ class ReducerSet:
     def __init__(self, distributed: DistributedContext) -> None:
         self._distributed = distributed
         self._wrapped: list[_Wrapped] = []
+        self._warned: set[int] = set()
 
     def wrap(self, reducer: Any, name: str | None, for_training: bool, for_validation: bool) -> Any:
         """Add a reducer, function or torchmetrics metric; return what the trial updates."""
@@ -204,8 +220,23 @@ class ReducerSet:
         for position, wrapped in enumerate(self._chosen(for_training)):
             parts = [values[position] for values in per_rank]
             result = _guarded(wrapped, "cross_slot_reduce", wrapped.reducer.cross_slot_reduce, parts)
-            metrics |= _named(wrapped, result)
+            if result is NO_RESULT:
+                self._warn_of_no_values(wrapped, for_training)
+            else:
+                metrics |= _named(wrapped, result)
         return metrics
+
+    def _warn_of_no_values(self, wrapped: _Wrapped, for_training: bool) -> None:
+        """Warn once for each reducer, on the chief."""
+        if id(wrapped) not in self._warned and self._distributed.is_chief:
+            logger.warning(
+                "The reducer %s got no values in a %s, so it has no result there. If it is never updated there, wrap "
+                "it with for_%s=False.",
+                wrapped.title,
+                "window of training" if for_training else "validation",
+                "training" if for_training else "validation",
+            )
+        self._warned.add(id(wrapped))
 
     def _chosen(self, for_training: bool) -> list[_Wrapped]:
         return [w for w in self._wrapped if (w.for_training if for_training else w.for_validation)]
@@ -260,12 +291,7 @@ def _guarded(wrapped: _Wrapped, method: str, call: Callable[..., Any], *args: An
     try:
         return call(*args)
     except Exception as error:
-        hint = ""
-        if isinstance(wrapped.reducer, FunctionReducer) and not any(args[0] if args else ()):
-            hint = "; it got no values: wrap it with for_training=False or for_validation=False where it is not updated"
-        raise ValueError(
-            f"The reducer {wrapped.title} failed in {method}: {type(error).__name__}: {error}{hint}"
-        ) from error
+        raise ValueError(f"The reducer {wrapped.title} failed in {method}: {type(error).__name__}: {error}") from error
 
 
 def _named(wrapped: _Wrapped, result: Any) -> dict[str, Any]:
@@ -275,10 +301,7 @@ def _named(wrapped: _Wrapped, result: Any) -> dict[str, Any]:
                 f"The reducer {wrapped.title} returned the dict {result!r}, but has a name for a single value; "
                 "wrap it without a name to report a dict."
             )
-        missing = result is None and isinstance(wrapped.reducer, TorchMetricsReducer)
-        return {} if missing else {wrapped.name: _as_number(result)}
-    if result is None and isinstance(wrapped.reducer, TorchMetricsReducer):
-        return {}
+        return {wrapped.name: _as_number(result)}
     if not isinstance(result, Mapping):
         raise MisuseError(
             f"The reducer {wrapped.title} returned {result!r}, but has no name; give wrap_reducer a name, "
@@ -307,20 +330,31 @@ def to_cpu(value: Any) -> Any:
     return value
 
 
-def mean(values: Sequence[Any]) -> Any:
-    """Return the mean of numbers, the same whatever their order; of arrays, element by element."""
-    if isinstance(values[0], np.ndarray):
-        return np.mean(np.stack(values), axis=0)
+def mean(numbers: Sequence[Any]) -> float:
+    """Return the mean of numbers, the same whatever their order."""
     try:
-        return math.fsum(values) / len(values)
+        return math.fsum(numbers) / len(numbers)
     except (OverflowError, ValueError):  # infinities of both signs, or a number beyond the largest float
-        with np.errstate(invalid="ignore", over="ignore"):
-            return float(np.mean([as_float(value) for value in values]))
+        return float(mean_of(np.array([as_float(number) for number in numbers])))
 
 
-REDUCTIONS: Mapping[Reducer, Callable[[Sequence[Any]], Any]] = {
-    Reducer.AVG: mean,
-    Reducer.SUM: lambda values: np.sum(np.asarray(values), axis=0).tolist(),
-    Reducer.MAX: lambda values: np.max(np.asarray(values), axis=0).tolist(),
-    Reducer.MIN: lambda values: np.min(np.asarray(values), axis=0).tolist(),
+def reduced(values: Sequence[Any], reducer: Reducer) -> Any:
+    """Return one number for the values that a metric has in batches, or the list of them where there is none.
+
+    Of lists and arrays all elements count. There is no number for other values, nor for shapes that change.
+    """
+    if reducer is Reducer.AVG and (are_floats(values) or all(isinstance(value, Real) for value in values)):
+        return mean(values)
+    array = as_array(list(values))
+    if array is None:
+        return list(values)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return _REDUCTIONS[reducer](array).tolist()
+
+
+_REDUCTIONS: Mapping[Reducer, Callable[[Any], Any]] = {
+    Reducer.AVG: mean_of,
+    Reducer.SUM: np.sum,
+    Reducer.MAX: np.max,
+    Reducer.MIN: np.min,
 }

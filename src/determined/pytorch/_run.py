@@ -19,6 +19,7 @@ from determined.pytorch._compile import compile_models
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data import DataLoader
 from determined.pytorch._display import Display, continue_command, display_for
+from determined.pytorch._finite import FiniteWatch
 from determined.pytorch._fused import fuse
 from determined.pytorch._graphs import graphed
 from determined.pytorch._loop import Loop
@@ -148,6 +149,7 @@ def _train(
             stops=stops,
             compiles=compile_models(context),
             window=window,
+            watch=FiniteWatch(context.distributed.is_chief),
             validate_first=settings.step_zero_validation and progress.batches_trained == 0,
         )
         with stops.following(loop.pulse):

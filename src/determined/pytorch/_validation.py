@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
-import numpy as np
 import torch
 
 from determined import errors
-from determined.core._columns import MISSING, BatchColumns
+from determined.core._columns import BatchColumns
 from determined.pytorch import _rng
 from determined.pytorch._callback import Callbacks, as_numpy
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data import batches_of
-from determined.pytorch._metrics import MetricWindow
+from determined.pytorch._metrics import MetricWindow, plain_data, present_values
 from determined.pytorch._plan import Stopped
-from determined.pytorch._reducer import REDUCTIONS, Reducer
+from determined.pytorch._reducer import Reducer, reduced
 from determined.pytorch._trial import PyTorchTrial, evaluate_batch_of, overrides
 
 
@@ -99,15 +99,19 @@ class Validation:
             raise TypeError(f"evaluate_full_dataset() returned {metrics!r}; return a dict of metrics.")
         window = MetricWindow()
         window.add(metrics)
-        return dict(window.take()[0])
+        (batch,) = plain_data(window.take())
+        return {
+            name: value if isinstance(value, Real) else reduced([value], Reducer.AVG) for name, value in batch.items()
+        }
 
     def _evaluate_batches(self) -> dict[str, Any]:
         self._callbacks.run("on_validation_epoch_start")
         own = self._outputs(itertools.islice(batches_of(self._loader), self._most_batches))
         if own is not None and self._callbacks.wants("on_validation_epoch_end"):
             self._callbacks.run("on_validation_epoch_end", [as_numpy(outputs) for outputs in own])
-        per_rank = [columns for columns in self._context.distributed.allgather(own) if columns is not None]
-        if len(per_rank) < self._context.distributed.size:  # a rank was asked to stop
+        gathered = self._context.distributed.allgather(None if own is None else plain_data(own))
+        per_rank = [columns for columns in gathered if columns is not None]
+        if len(per_rank) < len(gathered):  # a rank was asked to stop
             raise Stopped
         outputs = per_rank[0] if len(per_rank) == 1 else BatchColumns.interleaved(per_rank)
         if not outputs:
@@ -156,10 +160,9 @@ def _check_output(metrics: Any) -> None:
 
 
 def combined(outputs: BatchColumns, reducers: Reducer | Mapping[str, Reducer]) -> dict[str, Any]:
-    """Return one value for each metric from those of all batches."""
+    """Return one number for each metric from those of all batches; the list of its values where there is none."""
     by_name = _reducer_by_name(reducers, list(outputs.columns))
-    present = {name: [v for v in values if v is not MISSING] for name, values in outputs.columns.items()}
-    return {name: _combine(name, values, by_name[name]) for name, values in present.items() if values}
+    return {name: reduced(values, by_name[name]) for name, values in present_values(outputs).items()}
 
 
 def _reducer_by_name(reducers: Any, names: list[str]) -> Mapping[str, Reducer]:
@@ -183,16 +186,3 @@ def check_reducers(reducers: Any) -> None:
                 f"evaluation_reducer() gives {reducer!r} for {name!r}; return a member of pytorch.Reducer, such as "
                 "Reducer.AVG. For a function, use context.wrap_reducer()."
             )
-
-
-def _combine(name: str, values: Sequence[Any], reducer: Reducer) -> Any:
-    try:
-        plain = all(type(value) is float for value in values)
-        if not plain and len({np.shape(value) for value in values}) > 1:
-            raise ValueError("its shape changes between batches")
-        return REDUCTIONS[reducer](values)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"The validation metric {name!r} cannot be combined by {reducer} ({error}); return numbers or arrays of "
-            "one shape, or use context.wrap_reducer()."
-        ) from error
