@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 
 import trials
 from determined.pytorch import Batch
@@ -56,13 +55,33 @@ def test_best_of_several_scalars_is_the_loss_by_its_usual_name() -> None:
     assert scripted(values)() == [1, 3, 4]
 
 
-def test_best_of_one_scalar_is_that_scalar_whatever_its_name() -> None:
-    values = [{"histogram": torch.ones(3), "whatever": x} for x in (2.0, 3.0, 1.0, 5.0)]
-    assert scripted(values)() == [1, 3, 4]
+@pytest.mark.parametrize("name", ["accuracy", "val_PSNR", "ndcg@10", "mAP50", "f1Score", "rocAUC", "top-5"])
+def test_best_of_one_score_is_the_largest(name: str) -> None:
+    assert scripted([{name: a} for a in (0.5, 0.4, 0.6, 0.1)])() == [1, 3, 4]
 
 
-def test_best_of_one_score_is_the_largest() -> None:
-    assert scripted([{"accuracy": a} for a in (0.5, 0.4, 0.6, 0.1)])() == [1, 3, 4]
+@pytest.mark.parametrize("name", ["dice_loss", "IoULoss", "brier_score", "top1_error", "val_mse", "WER"])
+def test_best_of_one_loss_is_the_smallest_whatever_other_words_are_in_its_name(name: str) -> None:
+    assert scripted([{name: a} for a in (0.5, 0.6, 0.4, 0.9)])() == [1, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["whatever", "lossy", "accumulated", "neg_mean_squared_error"])
+def test_where_a_name_does_not_tell_the_direction_every_validation_is_saved(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert scripted([{name: 2.0}, {name: 3.0}, {name: 1.0}])() == [1, 2, 3]
+    (warning,) = caplog.messages
+    assert f"cannot tell whether a smaller or a larger {name!r} is better" in warning
+    assert "smaller_is_better=..." in warning
+
+
+def test_named_metric_that_does_not_tell_the_direction_is_not_guessed_either() -> None:
+    values = [{"a": x, "b": 0.0} for x in (2.0, 3.0, 1.0)]
+    assert scripted(values)(best_metric="a") == [1, 2, 3]
+
+
+def test_metric_that_nobody_named_is_not_best_where_it_is_no_number() -> None:
+    assert scripted([2.0, "lost", 1.0, 3.0])() == [1, 3, 4]
 
 
 def test_what_fit_says_of_the_direction_goes_before_the_name() -> None:
@@ -88,6 +107,19 @@ def test_where_nothing_says_what_to_compare_every_validation_is_saved(caplog: py
 def test_missing_searcher_metric_is_an_error() -> None:
     with pytest.raises(RuntimeError, match=r"'accuracy'.*not among .*'a'"):
         scripted([{"a": 1.0}], exp_conf={"searcher": {"metric": "accuracy"}})()
+
+
+@pytest.mark.parametrize("policy", ["best", "all", "none"])
+@pytest.mark.parametrize("value", ["good", {"a": 1.0}, [[1.0], [1.0, 2.0]]], ids=["string", "mapping", "ragged"])
+def test_searcher_metric_that_is_no_number_is_an_error_under_every_policy(policy: str, value: object) -> None:
+    run = scripted([{"grade": value}], exp_conf={"searcher": {"metric": "grade"}})
+    with pytest.raises(RuntimeError, match=r"'grade'.*(good|'a': 1.0|1.0, 2.0).*not a number"):
+        run(checkpoint_policy=policy)
+
+
+def test_list_of_numbers_can_be_compared_by_its_mean() -> None:
+    values = [{"grade": [x, x + 2]} for x in (3.0, 1.0, 2.0, 5.0)]
+    assert scripted(values, exp_conf={"searcher": {"metric": "grade"}})() == [1, 2, 4]
 
 
 def test_best_survives_a_resume() -> None:

@@ -40,7 +40,8 @@ def kept(trial_id: int = 1) -> list[int]:
 
 def after(values: list[Any], storage: dict[str, int], config: dict[str, Any] | None = None, **arguments: Any) -> Any:
     """Validate with these values, a checkpoint after each, and return which ones are left."""
-    scripted(values, exp_conf=conf(**storage) | (config or {}))(**({"checkpoint_policy": "all"} | arguments))
+    told = {"checkpoint_policy": "all", "smaller_is_better": True}
+    scripted(values, exp_conf=conf(**storage) | (config or {}))(**(told | arguments))
     return kept()
 
 
@@ -77,7 +78,26 @@ def test_best_by_the_metric_that_fit_is_told(policy: str) -> None:
 
 def test_where_nothing_tells_what_is_best_all_stay_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert after([{"a": value, "b": value} for value in VALUES], {"save_trial_best": 1}) == [1, 2, 3, 4, 5]
-    assert any("All checkpoints stay" in message for message in caplog.messages)
+    assert any("All checkpoints are kept" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "validation_loss", "whatever"])
+def test_nothing_is_deleted_by_a_direction_that_only_a_name_suggests(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    values = [{name: value} for value in VALUES]
+    assert after(values, {"save_trial_best": 1}, smaller_is_better=None) == [1, 2, 3, 4, 5]
+    assert any("fit(best_metric='...', smaller_is_better=...)" in message for message in caplog.messages)
+
+
+def test_nothing_is_deleted_by_a_direction_that_the_config_leaves_out() -> None:
+    values, searcher = [{"accuracy": value} for value in VALUES], {"searcher": {"metric": "accuracy"}}
+    assert after(values, {"save_trial_best": 1}, searcher, smaller_is_better=None) == [1, 2, 3, 4, 5]
+
+
+def test_config_can_name_the_metric_and_fit_the_direction() -> None:
+    values, searcher = [{"accuracy": value} for value in VALUES], {"searcher": {"metric": "accuracy"}}
+    assert after(values, {"save_trial_latest": 0}, searcher, smaller_is_better=False) == [4]
 
 
 def test_where_no_best_is_to_stay_nothing_needs_to_tell() -> None:
@@ -91,20 +111,21 @@ def test_value_that_is_not_finite_ranks_last(bad: Any) -> None:
 
 
 def test_validation_without_the_metric_ranks_last() -> None:
-    values = [{"a": 1.0}, {"a": "text"}, {"b": 0.0}, {"a": 2.0}]
+    values = [{"a": 1.0}, {"b": 0.0}, {"a": 2.0}]
     told = {"best_metric": "a", "smaller_is_better": True}
-    assert after(values, {"save_trial_best": 2, "save_trial_latest": 0}, **told) == [1, 4]
+    assert after(values, {"save_trial_best": 2, "save_trial_latest": 0}, **told) == [1, 3]
 
 
 def test_checkpoint_without_a_validation_stays_only_as_one_of_the_latest() -> None:
     init = {"exp_conf": conf(save_trial_best=5, save_trial_latest=2)}
-    fit(LineTrial, init, max_length=Batch(6), checkpoint_period=Batch(1), validation_period=Batch(3))
+    periods = {"checkpoint_period": Batch(1), "validation_period": Batch(3)}
+    fit(LineTrial, init, max_length=Batch(6), smaller_is_better=True, **periods)
     assert kept() == [3, 5, 6]
 
 
 def test_run_of_another_experiment_is_left_alone() -> None:
     after(VALUES, {})
-    fit(LineTrial, {"exp_conf": conf(save_trial_best=1)}, checkpoint_period=Batch(1))
+    fit(LineTrial, {"exp_conf": conf(save_trial_best=1)}, checkpoint_period=Batch(1), smaller_is_better=True)
     assert kept(1) == [1, 2, 3, 4, 5]
     assert kept(2) == [6]
 
@@ -128,7 +149,7 @@ def test_run_that_a_signal_stops_keeps_the_checkpoint_to_go_on_from() -> None:
 
     init = {"exp_conf": conf(save_trial_best=1, save_trial_latest=0)}
     with pytest.raises(SystemExit):
-        fit(Trial, init, validation_period=Batch(1), checkpoint_policy="all")
+        fit(Trial, init, validation_period=Batch(1), checkpoint_policy="all", smaller_is_better=True)
     assert kept() == [2, 4]
 
 
@@ -159,7 +180,8 @@ PROGRAM = """
 from determined.pytorch import Batch
 from trials import scripted
 storage = {"save_trial_best": 1, "save_trial_latest": 1}
-scripted([3.0, 1.0, 2.0, 4.0], exp_conf={"checkpoint_storage": storage})(checkpoint_policy="all")
+run = scripted([3.0, 1.0, 2.0, 4.0], exp_conf={"checkpoint_storage": storage})
+run(checkpoint_policy="all", smaller_is_better=True)
 """
 
 
@@ -211,5 +233,5 @@ def test_reader_that_holds_a_transaction_does_not_stop_the_writers() -> None:
 
 
 def after_a_run() -> list[int]:
-    scripted([3.0, 1.0, 2.0, 4.0], exp_conf=conf(save_trial_best=1))(checkpoint_policy="all")
+    scripted([3.0, 1.0, 2.0, 4.0], exp_conf=conf(save_trial_best=1))(checkpoint_policy="all", smaller_is_better=True)
     return kept(2)

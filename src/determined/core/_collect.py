@@ -56,8 +56,9 @@ def superfluous(
     validations = _validations(records, experiment_id)
     if metric is None and validations and keep.save_experiment_best + keep.save_trial_best:
         logger.warning(
-            "All checkpoints stay, because nothing says which validation metric the best are the best of; name it in "
-            "exp_conf['searcher']['metric'] or pass fit(best_metric='...', smaller_is_better=...)."
+            "All checkpoints are kept: a checkpoint is deleted only where you say by which metric, and in which "
+            "direction, others are better. Set metric and smaller_is_better in exp_conf['searcher'], or pass "
+            "fit(best_metric='...', smaller_is_better=...)."
         )
         return []
     candidates = [

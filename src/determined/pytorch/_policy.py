@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import re
+import reprlib
 from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
@@ -13,7 +15,20 @@ from determined.core._scalars import POSITIONS
 logger = logging.getLogger("determined.pytorch")
 
 _USUAL_NAMES = ("validation_loss", "val_loss", "loss")
-_LARGER_IS_BETTER = ("acc", "f1", "auc", "auroc", "precision", "recall", "score", "iou", "bleu", "reward", "r2", "dice")
+_SMALLER_WORDS = """
+    loss losses logloss error errors err cost regret perplexity ppl entropy crossentropy xent ce bce nll mse rmse mae
+    mape smape msle rmsle brier ece distance divergence kl kld wer cer ter eer fid kid lpips epe bpc bpb false fpr fnr
+    chamfer hausdorff emd deviation residual misclassification
+"""
+_LARGER_WORDS = """
+    acc accuracy accuracies correct precision recall sensitivity specificity f1 f2 fbeta fscore auc auroc auprc roc
+    rocauc ap map iou miou jaccard dice psnr ssim snr sdr ndcg dcg mrr hit hits top bleu rouge meteor cider spice em r2
+    correlation pearson spearman kendall kappa mcc tpr tnr similarity likelihood elbo reward rewards return returns
+    score scores success win winrate
+"""
+_SMALLER_IS_BETTER = frozenset(_SMALLER_WORDS.split())
+_LARGER_IS_BETTER = frozenset(_LARGER_WORDS.split())
+_NEGATIONS = frozenset(("neg", "negative", "minus", "inv", "inverse", "non", "not"))
 
 POLICIES = ("best", "all", "none")
 
@@ -21,25 +36,48 @@ POLICIES = ("best", "all", "none")
 class CheckpointPolicy:
     """The policies `all` and `none`, and the base of `best`."""
 
-    def __init__(self, always: bool, metric: str | None = None, smaller_is_better: bool | None = None) -> None:
+    def __init__(
+        self,
+        always: bool,
+        metric: str | None = None,
+        smaller_is_better: bool | None = None,
+        otherwise: bool | None = None,
+    ) -> None:
+        """`smaller_is_better` is what the user said; without that, `otherwise` applies, and then the metric's name."""
         self._always = always
         self._metric = metric
-        self._smaller_is_better = smaller_is_better
+        self._is_named = metric is not None
+        self._said_smaller = smaller_is_better
+        self._otherwise = otherwise
 
     def wants(self, metrics: Mapping[str, Any]) -> bool:
-        """Say whether a validation with these metrics is worth a checkpoint."""
+        """Say whether a validation with these metrics is worth a checkpoint.
+
+        A metric that the user named and that is not a number is a RuntimeError.
+        """
         if self._metric is None:
             self._metric = _offered(metrics)
+        elif self._is_named and self._metric in metrics:
+            _number(self._metric, metrics)
         return self._always
 
     @property
     def metric(self) -> tuple[str, bool] | None:
-        """What the best validation is the best of: (name, smaller_is_better); None while that is not known."""
-        return None if self._metric is None else (self._metric, self._is_smaller_better)
+        """What retention may rank checkpoints by: (name, smaller_is_better); None unless the user said the direction.
+
+        A direction that is guessed from a name is good enough to save a checkpoint, not to delete one.
+        """
+        if self._metric is None or self._said_smaller is None:
+            return None
+        return self._metric, self._said_smaller
 
     @property
-    def _is_smaller_better(self) -> bool:
-        return _is_better_smaller(str(self._metric)) if self._smaller_is_better is None else self._smaller_is_better
+    def _is_smaller_better(self) -> bool | None:
+        """Whether smaller is better; None where nothing tells."""
+        said = self._otherwise if self._said_smaller is None else self._said_smaller
+        if said is not None:
+            return said
+        return guess_smaller_is_better(str(self._metric))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the policy must remember over a resume."""
@@ -56,23 +94,31 @@ class Best(CheckpointPolicy):
         self,
         metric: str | None,
         smaller_is_better: bool | None,
+        otherwise: bool | None = None,
         best_elsewhere: Callable[[], float | None] = lambda: None,
         say: Callable[[str], None] = logger.info,
+        warns: bool = True,
     ) -> None:
-        super().__init__(False, metric, smaller_is_better)
+        super().__init__(False, metric, smaller_is_better, otherwise)
         self._best_elsewhere = best_elsewhere
         self._say = say
-        self._told = False
+        self._warned = not warns
         self._best: float | None = None
 
     def wants(self, metrics: Mapping[str, Any]) -> bool:
         """Say whether this is the best validation so far; one that is not finite never is.
 
-        Where nothing says what to compare, each validation counts as one.
+        Where nothing tells what to compare, or whether smaller is better, each validation counts as one.
         """
         if self._metric is None and not self._choose(metrics):
+            self._warn(f"which of the validation metrics {sorted(metrics)} to compare")
             return True
+        if not self._is_named and not _is_number(metrics.get(str(self._metric))):
+            return False
         value = _number(str(self._metric), metrics)
+        if self._is_smaller_better is None:
+            self._warn(f"whether a smaller or a larger {self._metric!r} is better")
+            return True
         elsewhere = self._best_elsewhere()
         if not math.isfinite(value) or not (self._beats(value, self._best) and self._beats(value, elsewhere)):
             return False
@@ -80,21 +126,23 @@ class Best(CheckpointPolicy):
         return True
 
     def _choose(self, metrics: Mapping[str, Any]) -> bool:
-        """Choose a metric to compare, if one offers itself, and say so once."""
+        """Choose a metric to compare, if one offers itself, and say so."""
         self._metric = _offered(metrics)
-        if self._metric is None:
-            if not self._told:
-                logger.warning(
-                    "checkpoint_policy='best' cannot tell which of the validation metrics %s to compare, so every "
-                    "validation is followed by a checkpoint; pass fit(best_metric='...', smaller_is_better=...), or "
-                    "name it in exp_conf['searcher']['metric'].",
-                    sorted(metrics),
-                )
-            self._told = True
-            return False
-        way = "smallest" if self._is_smaller_better else "largest"
-        self._say(f"The best checkpoint is the one with the {way} {self._metric}.")
-        return True
+        if self._metric is not None and self._is_smaller_better is not None:
+            way = "smallest" if self._is_smaller_better else "largest"
+            self._say(f"The best checkpoint is the one with the {way} {self._metric}.")
+        return self._metric is not None
+
+    def _warn(self, unknown: str) -> None:
+        """Warn once that the best validation cannot be told."""
+        if not self._warned:
+            logger.warning(
+                "checkpoint_policy='best' cannot tell %s, so every validation is followed by a checkpoint; pass "
+                "fit(best_metric='...', smaller_is_better=...), or set metric and smaller_is_better in "
+                "exp_conf['searcher'].",
+                unknown,
+            )
+        self._warned = True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value so far and the metric that it is of."""
@@ -115,40 +163,73 @@ class Best(CheckpointPolicy):
 
 def policy_of(
     name: str,
-    searcher: tuple[str, bool] | None,
-    asked: tuple[str | None, bool | None],
+    compared: tuple[str | None, bool | None, bool | None],
     best_elsewhere: Callable[[], float | None],
     say: Callable[[str], None],
+    *,
+    warns: bool,
 ) -> CheckpointPolicy:
-    """Return the policy of a name; the searcher's metric goes before the one that `fit` was asked for."""
-    metric, smaller_is_better = searcher or asked
+    """Return the policy of a name; `compared` is what `compared_metric` returned."""
     if name != "best":
-        return CheckpointPolicy(name == "all", metric, smaller_is_better)
-    return Best(metric, smaller_is_better, best_elsewhere, say)
+        return CheckpointPolicy(name == "all", *compared)
+    return Best(*compared, best_elsewhere, say, warns)
+
+
+def compared_metric(
+    searcher: Mapping[str, Any] | None, best_metric: str | None, smaller_is_better: bool | None
+) -> tuple[str | None, bool | None, bool | None]:
+    """Return the metric to compare, the direction that the user said, and the one that applies otherwise.
+
+    The `searcher` of the config goes before what `fit` was told; of its metric, smaller is better unless said.
+    """
+    if not searcher:
+        return best_metric, smaller_is_better, None
+    said = searcher.get("smaller_is_better", smaller_is_better)
+    return str(searcher["metric"]), None if said is None else bool(said), True
 
 
 def _offered(metrics: Mapping[str, Any]) -> str | None:
     """Return the metric to compare when nobody named one: the only one, or one with a usual name."""
-    numbers = [name for name, value in metrics.items() if isinstance(value, Real) and name not in POSITIONS]
+    numbers = [name for name, value in metrics.items() if _is_number(value) and name not in POSITIONS]
     if len(numbers) == 1:
         return numbers[0]
     return next((name for name in _USUAL_NAMES if name in numbers), None)
 
 
-def _is_better_smaller(metric: str) -> bool:
-    """Guess from a metric's name, when nobody says it, whether smaller is better."""
-    return not any(word in metric.lower() for word in _LARGER_IS_BETTER)
+def guess_smaller_is_better(metric: str) -> bool | None:
+    """Guess from the words of a metric's name whether smaller is better; None for a name that does not tell.
+
+    Words such as `loss` win over words such as `score`.
+    """
+    words = _words(metric)
+    if words & _NEGATIONS:
+        return None
+    if words & _SMALLER_IS_BETTER:
+        return True
+    return False if words & _LARGER_IS_BETTER else None
+
+
+def _words(name: str) -> set[str]:
+    """Return the words of a name in lower case: `valTop5-mAP50` has `val`, `top5`, `top`, `map50`, `map` among them."""
+    parts = re.findall(r"[^\W_]+", name)
+    parts += [word for part in parts for word in re.findall(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*", part)]
+    lower = {part.lower() for part in parts}
+    return lower | {part.rstrip("0123456789") for part in lower}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _number(name: str, metrics: Mapping[str, Any]) -> float:
     value = metrics.get(name)
-    if isinstance(value, bool) or not isinstance(value, Real):
-        found = f"is {value!r}, not a number" if name in metrics else f"is not among {sorted(metrics)}"
+    if not _is_number(value):
+        found = f"is {reprlib.repr(value)}, not a number" if name in metrics else f"is not among {sorted(metrics)}"
         raise RuntimeError(
             f"The metric {name!r}, by which validations are compared, {found}; return it from evaluate_batch() "
             "or name another in exp_conf['searcher']['metric']."
         )
     try:
-        return float(value)
-    except OverflowError:  # a whole number beyond all floats
+        return float(value)  # type: ignore[arg-type]  # a number
+    except OverflowError:  # an integer beyond all floats
         return math.inf

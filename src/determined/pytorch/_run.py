@@ -27,7 +27,7 @@ from determined.pytorch._lr_scheduler import auto_steps
 from determined.pytorch._metrics import MetricWindow
 from determined.pytorch._optimizations import apply_level
 from determined.pytorch._plan import Batch, Plan, TrainBoundaryType, TrainUnit
-from determined.pytorch._policy import CheckpointPolicy, policy_of
+from determined.pytorch._policy import CheckpointPolicy, compared_metric, policy_of
 from determined.pytorch._profile import ProfilerSettings, Timings
 from determined.pytorch._progress import Clock, Epochs, Progress
 from determined.pytorch._saver import Saveable, Saved, Saver, Stateful, find, is_of_another_trial
@@ -199,13 +199,14 @@ def _collect_checkpoints(context: PyTorchTrialContext, policy: CheckpointPolicy,
 
 def _policy(context: PyTorchTrialContext, settings: FitSettings, display: Display) -> CheckpointPolicy:
     services = context.services
+    searcher = (context.config_if_any or {}).get("searcher") if searcher_metric(context.config_if_any) else None
     return policy_of(
         settings.checkpoint_policy,
-        searcher_metric(context.config_if_any),
-        (settings.best_metric, settings.smaller_is_better),
+        compared_metric(searcher, settings.best_metric, settings.smaller_is_better),
         # In an experiment of many trials, best means best of all of them.
         services.train.get_experiment_best_validation if services.info else lambda: None,
         display.say,
+        warns=context.distributed.is_chief,
     )
 
 

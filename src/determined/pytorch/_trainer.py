@@ -157,7 +157,8 @@ class Trainer:
         Periods are `pytorch.Batch` or `pytorch.Epoch`, counted from the start of training; None means only
         after the last batch. After a validation the policy saves a checkpoint: `best` if it is the best so far,
         `all` always, `none` never. `best` compares the searcher's metric, else `best_metric`, else the only metric
-        or the validation loss; it says which one, and whether the smallest or the largest is best.
+        or the validation loss; it says which one, and whether the smallest or the largest is best. Without
+        `smaller_is_better` the words of the name tell; where they do not, every validation is followed by a checkpoint.
         `latest_checkpoint` is where to go on from: an id, a path, or "latest" for the newest intact checkpoint of an
         earlier run with the same program, hyperparameters and data, if there is one. `test_mode` trains and validates
         one batch and saves; so does `det experiment create --local --test`, which sets DET_TEST_MODE=1.
