@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pathlib
 import runpy
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import determined as det
-from determined import pytorch
+from determined import pytorch, tracking
 from determined._home import home
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -164,6 +166,80 @@ def test_a_metric_changed_in_place_after_it_was_returned_is_noticed() -> None:
 
     with pytest.warns(UserWarning, match="'total' was changed in place"):
         fit(Accumulating, 3)
+
+
+def reported(group: str, *names: str) -> list[Any]:
+    """Return the metrics of the only report of a group."""
+    (report,) = tracking.Records(home().database).metrics(1, group)
+    return [report.metrics[name] for name in names]
+
+
+def test_metrics_may_be_computed_in_inference_mode() -> None:
+    class Inferring(GpuTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            metrics = super().train_batch(batch, epoch_idx, batch_idx)
+            with torch.inference_mode():
+                return metrics | {"index": torch.ones(2, device="cuda").sum() * batch_idx}
+
+        @torch.inference_mode()
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+            total = torch.zeros((), device="cuda") if batch_idx == 0 else self.total
+            self.total = total.add_(1)  # changed in place in the batches that follow
+            return super().evaluate_batch(batch, batch_idx) | {"count": self.total, "two": torch.ones(2).cuda() * 2}
+
+    fit(Inferring, 3)
+    assert reported("training", "index") == [2.0]
+    assert reported("validation", "count", "two") == [8.5, 2.0]  # 16 batches: the mean of 1 to 16
+
+
+def test_metrics_on_the_host_and_on_the_gpu_are_read_together() -> None:
+    class Mixed(GpuTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            loss = super().train_batch(batch, epoch_idx, batch_idx)["loss"]
+            here, there = torch.tensor(float(batch_idx)), torch.tensor(batch_idx, device="cuda")
+            return {"loss": loss, "here": here, "there": there, "both": [here, there, 1.0], "vector": there.repeat(2)}
+
+    fit(Mixed, 3)
+    assert reported("training", "here", "there", "both", "vector") == [1.0, 1.0, 1.0, 1.0]
+
+
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+
+
+class OnTwoGpus(GpuTrial):
+    """Draws random numbers on a second GPU, and reports a metric that lives there."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        noise = torch.rand((), device="cuda:1")
+        x, y = batch
+        metrics = super().train_batch((x * noise.to(x.device), y), epoch_idx, batch_idx)
+        return metrics | {"noise": noise, "one": torch.ones(2, device="cuda:1")}
+
+
+@needs_two
+def test_metrics_of_two_gpus_are_read_together() -> None:
+    fit(OnTwoGpus, 3)
+    loss, noise, one = reported("training", "loss", "noise", "one")
+    assert loss > 0
+    assert 0 < noise < 1
+    assert one == 1.0
+
+
+@needs_two
+def test_resume_with_random_numbers_of_a_second_gpu_is_exact() -> None:
+    whole, _ = fit(OnTwoGpus, 20)
+    _, checkpoint = fit(OnTwoGpus, 9)
+    resumed, _ = fit(OnTwoGpus, 20, checkpoint)
+    assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(resumed), strict=True))
+
+
+@needs_two
+def test_state_of_all_generators_opens_no_other_gpu() -> None:
+    program = (
+        "import torch; from determined.pytorch import _rng; torch.ones(1, device='cuda:0'); "
+        "_rng.set_state(_rng.get_state()); assert not torch._C._cuda_hasPrimaryContext(1)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")

@@ -115,9 +115,7 @@ _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 
 def _host_numbers() -> Any:
-    state = _rng.get_state()
-    state.pop("gpu_rng_state", None)
-    return _contents(state)
+    return _contents({name: value for name, value in _rng.get_state().items() if "gpu" not in name})
 
 
 def _contents(value: Any) -> Any:

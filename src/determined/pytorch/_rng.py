@@ -34,7 +34,11 @@ def get_state() -> dict[str, Any]:
         "random_rng_state": random.getstate(),
     }
     if torch.cuda.is_available():
-        state["gpu_rng_state"] = torch.cuda.get_rng_state()
+        # The generators live in host memory: asking those of GPUs that this process never uses opens none of them.
+        per_gpu = dict(enumerate(torch.cuda.get_rng_state_all()))
+        state["gpu_rng_state"] = per_gpu.pop(torch.cuda.current_device())
+        if per_gpu:
+            state["other_gpu_rng_states"] = per_gpu
     return state
 
 
@@ -46,7 +50,11 @@ def set_state(state: dict[str, Any]) -> None:
     version, words, gauss = state["random_rng_state"]
     random.setstate((version, tuple(words), gauss))
     if "gpu_rng_state" in state and torch.cuda.is_available():
+        # Of this process's own GPU, whatever number it has now; the others are known by their numbers alone.
         torch.cuda.set_rng_state(state["gpu_rng_state"])
+        for number, other in state.get("other_gpu_rng_states", {}).items():
+            if number < torch.cuda.device_count() and number != torch.cuda.current_device():
+                torch.cuda.set_rng_state(other, number)
 
 
 @contextlib.contextmanager
