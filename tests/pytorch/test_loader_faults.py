@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
+import pickle
+import shutil
 import signal
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -17,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
+import determined
 from determined import pytorch
 from determined.pytorch import Batch, Epoch
 from trials import LineTrial, fit, line_data, records, saved_at, steps_of
@@ -124,6 +130,15 @@ def _wake_children() -> None:
             child.resume()
 
 
+def _unsendable(samples: list[Any]) -> Any:
+    return lambda: samples
+
+
+def test_batch_that_cannot_be_sent_by_a_worker_is_an_error() -> None:
+    with raising((AttributeError, pickle.PicklingError), "pickle"):
+        fit(faulty("nothing", collate_fn=_unsendable))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_error_of_a_sample_leaves_the_checkpoint_before_to_go_on_from(workers: int) -> None:
     with raising(ZeroDivisionError, "bad sample 9"):
@@ -138,6 +153,98 @@ def test_record_says_that_a_run_with_a_dead_worker_failed() -> None:
     with raising(LOST, None):
         fit(faulty("be_killed"))
     assert records().trial(1).state.value == "ERROR"
+
+
+# The end of the training process
+
+
+BLOCKING_PROGRAM = """
+import os, sys, time
+from torch.utils.data import DataLoader, Dataset
+from determined import pytorch
+from trials import LineTrial, fit
+
+class Blocking(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        os.write(1, f"{os.getpid()}\\n".encode())
+        time.sleep(600)
+
+class Trial(LineTrial):
+    def __init__(self, context):
+        super().__init__(context)
+        context.experimental.disable_dataset_reproducibility_checks()
+
+    def build_training_data_loader(self):
+        make = {"ours": pytorch.DataLoader, "torch": DataLoader}[sys.argv[1]]
+        return make(Blocking(), 4, num_workers=2, multiprocessing_context=sys.argv[2])
+
+if __name__ == "__main__":
+    fit(Trial)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a process when its parent ends")
+@pytest.mark.parametrize(("loader", "method"), [("ours", "fork"), ("torch", "forkserver")])
+def test_workers_that_block_end_when_their_training_is_killed(loader: str, method: str, tmp_path: pathlib.Path) -> None:
+    program = tmp_path / "blocking.py"
+    program.write_text(BLOCKING_PROGRAM)
+    training = subprocess.Popen(
+        [sys.executable, str(program), loader, method], env=program_environment(), stdout=subprocess.PIPE, text=True
+    )
+    with training:
+        try:
+            assert training.stdout is not None
+            workers = [psutil.Process(int(training.stdout.readline())) for _ in range(2)]
+        finally:
+            training.kill()
+        _, alive = psutil.wait_procs(workers, timeout=10)
+        for worker in alive:
+            worker.kill()
+    assert alive == []
+
+
+def program_environment() -> dict[str, str]:
+    folders = pathlib.Path(determined.__file__).parents[1], pathlib.Path(__file__).parents[1]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+
+
+# Shared memory
+
+
+SHARING_PROGRAM = """
+import torch
+from determined import pytorch
+from trials import LineTrial, fit, line_data
+
+def stacked(samples):
+    return [torch.stack(column) for column in zip(*samples)]
+
+class Trial(LineTrial):
+    def build_training_data_loader(self):
+        return pytorch.DataLoader(line_data(2**16), 2**15, num_workers=1, collate_fn=stacked)
+
+fit(Trial)
+"""
+
+
+def test_too_little_shared_memory_is_an_error_with_the_remedy() -> None:
+    in_own_mounts = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"', "sh"]
+    if not shutil.which("unshare") or subprocess.run([*in_own_mounts, "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets the test mount no small /dev/shm of its own")
+    ended = subprocess.run(
+        [*in_own_mounts, sys.executable, "-c", SHARING_PROGRAM],
+        env=program_environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 1
+    last_line = ended.stderr.strip().splitlines()[-1]
+    assert "/dev/shm, which has 0 MiB" in last_line
+    assert "--shm-size" in last_line
 
 
 # Lengths

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     Dataset,
+    IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -208,6 +209,25 @@ def test_seed_that_nobody_gave_is_taken_over() -> None:
     resumed = run(UnseededTrial, UNSEEDED, latest_checkpoint=whole.checkpoints[4], **fit)
     check_same_end(resumed, whole, 4)
     assert resumed.record.seed == whole.record.seed
+
+
+class NoisyStream(IterableDataset[Any]):
+    """Draws random numbers where it is iterated."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(Samples(noise=True))
+
+
+@pytest.mark.usefixtures("unseeded_process")
+def test_workers_of_iterable_data_go_on_by_the_seed_that_nobody_gave() -> None:
+    class Trial(UnseededTrial):
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            return pytorch.DataLoader(NoisyStream(), 4, num_workers=1)
+
+    whole = run(Trial, UNSEEDED, checkpoint_period=Batch([4]), max_length=Batch(8))
+    torch.manual_seed(0)
+    resumed = run(Trial, UNSEEDED, latest_checkpoint=whole.checkpoints[4], max_length=Batch(8))
+    check_same_end(resumed, whole, 4)
 
 
 @pytest.mark.usefixtures("unseeded_process")

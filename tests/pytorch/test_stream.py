@@ -130,6 +130,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "with state": lambda: pytorch.DataLoader(Remembering(), 4),
     "with a state that empties": lambda: pytorch.DataLoader(Emptying(), 4),
     "in workers": lambda: pytorch.DataLoader(Noisy(), 4, num_workers=2),
+    "in persistent workers": lambda: pytorch.DataLoader(Noisy(), 4, num_workers=2, persistent_workers=True),
 }
 
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
-import os
-import random
-import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data import BatchSampler, IterableDataset, IterDataPipe, TensorDataset, default_collate
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from determined.pytorch import _rng, samplers
-from determined.pytorch._order import BatchKey, Grouping, OrderedBatches, Start, grouping_of, order_of
+from determined.pytorch._order import Grouping, OrderedBatches, Start, grouping_of, order_of
+from determined.pytorch._workers import KeyedDataset, KeyedIterable, WorkerStart
 
 _ATTRIBUTES_OF_TORCH = frozenset(
     (
@@ -117,8 +113,9 @@ class DataLoader:
                 f"get_data_loader(skip={skip}): an IterableDataset has no positions to go to; iterate past batches."
             )
         if self.is_iterable:
-            options = self._options_of_loader(self._seed_or_own(seed))
-            return TorchDataLoader(self.dataset, self.batch_size, drop_last=self.drop_last, **options)
+            own_seed = self._seed_or_own(seed)
+            dataset, options = self._keyed_dataset(own_seed), self._options_of_loader(own_seed)
+            return TorchDataLoader(dataset, self.batch_size, drop_last=self.drop_last, **options)
         return self.torch_loader(seed, repeat=repeat, skip=skip, num_replicas=num_replicas, rank=rank)
 
     def torch_loader(self, seed: int | None = None, **position: Any) -> TorchDataLoader[Any]:
@@ -221,7 +218,13 @@ class DataLoader:
         )
 
     def _keyed_dataset(self, seed: int) -> Any:
-        return KeyedDataset(self.dataset, seed) if self.num_workers else self.dataset
+        if not self.num_workers:
+            return self.dataset
+        if not self.is_iterable:
+            return KeyedDataset(self.dataset, seed)
+        # Workers that live for one pass are seeded for it by torch, and pipes get their seeds from torch too.
+        reseeds = self._options["persistent_workers"] and not isinstance(self.dataset, IterDataPipe)
+        return KeyedIterable(self.dataset, seed) if reseeds else self.dataset
 
 
 def batches_of(loader: Any) -> Iterator[Any]:
@@ -271,60 +274,6 @@ def _gathered(dataset: TensorDataset, batches: Iterable[list[Any]]) -> Iterator[
             yield [tensor[rows] for tensor in dataset.tensors]
         else:  # of a sampler that has its own idea of an index
             yield _collate([dataset[i] for i in indices])
-
-
-class KeyedDataset(Dataset[Any]):
-    """A data set whose random numbers in loader workers depend on the batch alone, not on the worker's past."""
-
-    # Names that no data set has itself: all others are the user's.
-    _keyed_dataset: Any
-    _keyed_seed: int
-
-    def __init__(self, dataset: Any, seed: int) -> None:
-        self._keyed_dataset = dataset
-        self._keyed_seed = seed
-
-    def __getitems__(self, indices: list[Any]) -> Any:
-        if isinstance(indices, BatchKey) and get_worker_info() is not None:
-            seed = _rng.derive(self._keyed_seed, *indices.key)
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-            torch.manual_seed(seed)
-        if callable(fetch := getattr(self._keyed_dataset, "__getitems__", None)):
-            return fetch(indices)
-        return [self._keyed_dataset[i] for i in indices]
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._keyed_dataset[index]
-
-    def __len__(self) -> int:
-        return len(self._keyed_dataset)
-
-    def __getattr__(self, name: str) -> Any:
-        # Looked up by `__dict__`, since unpickling asks for attributes before any is set.
-        if "_keyed_dataset" not in self.__dict__:
-            raise AttributeError(name)
-        return getattr(self.__dict__["_keyed_dataset"], name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("_keyed_dataset", "_keyed_seed"):
-            super().__setattr__(name, value)
-        else:
-            setattr(self._keyed_dataset, name, value)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class WorkerStart:
-    """What a loader worker does first: it leaves signals that would reach it too to the training process."""
-
-    init_fn: Callable[[int], None] | None
-
-    def __call__(self, worker_id: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if hasattr(os, "setpgid"):
-            os.setpgid(0, 0)  # torchrun signals the whole group, and the death of a worker would end the training
-        if self.init_fn is not None:
-            self.init_fn(worker_id)
 
 
 def _worker_generator(seed: int) -> torch.Generator:

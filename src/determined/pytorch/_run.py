@@ -37,6 +37,7 @@ from determined.pytorch._structure import data_length
 from determined.pytorch._together import seed_rank, training_together
 from determined.pytorch._trial import PyTorchTrial, overrides
 from determined.pytorch._validation import Validation
+from determined.pytorch._workers import explained_lack_of_shared_memory, prepare_workers
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,8 @@ def run(trial: PyTorchTrial, context: PyTorchTrialContext, settings: FitSettings
         with _checkpoint.reading(saved.path):
             _decode(saved, "loop", _checkpoint.rules_of(type(trial), {"loop": None}))
             progress.load_state_dict(saved.state["loop"]["progress"])
-    with _run_scope(context), _trial_scope(callbacks, progress.batches_trained, saved.uuid if saved else None):
+    scope = _trial_scope(callbacks, progress.batches_trained, saved.uuid if saved else None)
+    with _run_scope(context), scope, explained_lack_of_shared_memory():
         _train(trial, context, settings, callbacks, progress, saved)
 
 
@@ -332,7 +334,7 @@ def _build_data(trial: PyTorchTrial, context: PyTorchTrialContext) -> tuple[Stre
     if any(getattr(loader, "num_workers", 0) for loader in (training, validation)):
         # Workers are forked, and must not be while the other thread imports: they would inherit a held lock.
         context.services.recording.wait()
-    stream = stream_of(training, context.distributed)
+    stream = stream_of(training, context.distributed, context.trial_seed)
     if isinstance(validation, DataLoader):
         # A whole data set is evaluated by the chief alone.
         together = overrides(trial, "evaluate_batch")
@@ -346,7 +348,7 @@ def _build_data(trial: PyTorchTrial, context: PyTorchTrialContext) -> tuple[Stre
 
 def _checked_loader(loader: Any, method: str, context: PyTorchTrialContext) -> Any:
     if isinstance(loader, DataLoader) or not context.experimental.dataset_checks:
-        return loader
+        return prepare_workers(loader)
     raise RuntimeError(
         f"{method}() returned a {type(loader).__module__}.{type(loader).__name__}; return a "
         "determined.pytorch.DataLoader, which takes the same arguments and continues exactly after a resume. To use "

@@ -15,6 +15,7 @@ from determined.pytorch._data import DataLoader, batches_of
 from determined.pytorch._order import Grouping, Start, in_epoch
 from determined.pytorch._progress import Epochs
 from determined.pytorch._structure import digest
+from determined.pytorch._workers import begin_pass
 
 logger = logging.getLogger("determined.pytorch")
 
@@ -169,7 +170,8 @@ class PassStream:
 
     def _pass(self, seed: int) -> Iterator[Any]:
         """Iterate over the loader once, in an order of seed and pass alone if torch's generators decide it."""
-        with _rng.seeded(_rng.derive(seed, self._passes)), in_epoch(self._loader, self._passes):
+        epoch = begin_pass(self._loader, self._passes)
+        with _rng.seeded(_rng.derive(seed, self._passes)), in_epoch(self._loader, epoch):
             batches = iter(self._loader)
             # Samplers draw when the first batch is asked for. Data that keeps its position may be past that.
             first = [] if self._keeper else list(itertools.islice(batches, 1))
@@ -238,11 +240,11 @@ class RankStream:
         self._own.begin_anew()
 
 
-def stream_of(loader: Any, ranks: DistributedContext) -> Stream:
+def stream_of(loader: Any, ranks: DistributedContext, seed: int) -> Stream:
     """Return the training stream over what `build_training_data_loader` gave. All ranks must call this."""
     if isinstance(loader, DataLoader) and not loader.is_iterable:
         return IndexedStream(loader, ranks)
-    own = PassStream(loader.get_data_loader() if isinstance(loader, DataLoader) else loader)
+    own = PassStream(loader.get_data_loader(seed=seed) if isinstance(loader, DataLoader) else loader)
     return own if ranks.size == 1 else RankStream(own, ranks)
 
 

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from determined.experiment.executors._processes import end_with_parent
+from determined._parent import end_with_parent
 from determined.experiment.executors._wakeup import forget_signals, held_back
 
 _BEGINNING = 3  # the file descriptor after those that every process has

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _NAME_LENGTH = 15
@@ -159,13 +158,6 @@ def _members(keeper: Identity, own: bytes, common: bytes) -> Iterator[Identity]:
         is_marked = common in variables or variables == _NO_VARIABLES
         if own in variables or (is_same_session and facts.session == keeper.pid and is_marked):
             yield Identity(facts.pid, facts.start, boot_id())
-
-
-def end_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when `parent`, which started it, ends."""
-    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-    if os.getppid() != parent:  # it was faster
-        os._exit(1)
 
 
 def adopt_orphans() -> None:
