@@ -43,6 +43,42 @@ def test_empty_training_data_is_refused_before_training(empty: Any) -> None:
     assert not started
 
 
+class WrongLength(BatchSampler):
+    """Yields 6 batches of 4 indices, whatever it says."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(range(24), 4, drop_last=False)
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+
+def trial_with(batch_sampler: Any) -> type[LineTrial]:
+    class Trial(LineTrial):
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            return pytorch.DataLoader(line_data(24), batch_sampler=batch_sampler)
+
+    return Trial
+
+
+def test_batch_sampler_with_fewer_batches_than_its_length_is_refused_before_the_first_batch() -> None:
+    with pytest.raises(ValueError, match=r"len\(WrongLength\) is 7, but an epoch of it has 6 batches.*__len__"):
+        fit(trial_with(WrongLength(7)), max_length=pytorch.Batch(1))
+
+
+def test_batch_sampler_with_more_batches_than_its_length_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    fit(trial_with(WrongLength(5)), max_length=pytorch.Epoch(2))
+    (message,) = [message for message in caplog.messages if "WrongLength" in message]
+    assert "len(WrongLength) is 5, but it yields more batches" in message
+
+
+def test_endless_sampler_of_ours_has_epochs_of_its_length(caplog: pytest.LogCaptureFixture) -> None:
+    batches = pytorch.samplers.RepeatBatchSampler(BatchSampler(range(24), 4, drop_last=False))
+    assert fit(trial_with(batches), max_length=pytorch.Epoch(2)).seen[-1] == (1, 11)
+    assert "yields more" not in caplog.text
+
+
 class NumpyBatches(LineTrial):
     """Gets its batches as NumPy arrays and notes the type that reaches it."""
 

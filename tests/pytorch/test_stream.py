@@ -183,6 +183,37 @@ def test_data_that_does_not_know_its_position_is_read_again_and_says_so(caplog: 
     assert "state_dict()" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("make", "checks"),
+    [(LOADERS["with a length"], True), (OTHER_LOADERS["torch with shuffle"], False), (OTHER_LOADERS["list"], False)],
+)
+def test_resume_at_the_end_of_an_epoch_reads_nothing_again(
+    make: Callable[[], Any], checks: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    trial_class = trial_with(make, checks=checks)
+    check_exact(trial_class, [6], max_length=Batch(8))
+    assert "read again" not in caplog.text
+
+
+class Overestimating(Lines):
+    def __len__(self) -> int:
+        return 32  # 8 batches, of which a pass gives 6
+
+
+class Underestimating(Lines):
+    def __len__(self) -> int:
+        return 16  # 4 batches, of which a pass gives 6
+
+
+@pytest.mark.filterwarnings("ignore:Length of IterableDataset:UserWarning")
+@pytest.mark.parametrize(("data", "length"), [(Overestimating, 8), (Underestimating, 4)])
+def test_wrong_length_of_iterable_data_is_named_and_goes_on_exactly(
+    data: type[Lines], length: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_exact(trial_with(lambda: pytorch.DataLoader(data(), 4)), [6, 8, 10])
+    assert f"had 6 batches, but its length, len(DataLoader), is {length}" in caplog.text
+
+
 def test_data_with_a_length_has_epochs() -> None:
     assert [entry[:2] for entry in run(trial_with(LOADERS["with a length"]), max_length=Epoch(2)).log] == [
         (batch // 6, batch) for batch in range(12)

@@ -206,7 +206,12 @@ class DataLoader:
             )
         return OrderedBatches(
             order_of(
-                grouping, shuffle=self._shuffle, sampler=self._sampler, batch_sampler=self._batch_sampler, seed=seed
+                grouping,
+                shuffle=self._shuffle,
+                sampler=self._sampler,
+                batch_sampler=self._batch_sampler,
+                seed=seed,
+                repeats=repeat,
             ),
             repeat=repeat,
             skip=skip,

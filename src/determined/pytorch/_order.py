@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler, SequentialSampler
 
-from determined.pytorch import _rng
+from determined.pytorch import _rng, samplers
 
 logger = logging.getLogger("determined.pytorch")
 
@@ -109,10 +109,12 @@ class ComputedOrder:
 class SamplerOrder:
     """The order that a sampler of the user's gives, made a function of the epoch by seeding its randomness."""
 
-    def __init__(self, sampler: SizedIterable, grouping: Grouping, seed: int, *, batched: bool) -> None:
+    def __init__(self, sampler: SizedIterable, grouping: Grouping, seed: int, *, batched: bool, repeats: bool) -> None:
         self._sampler = sampler
         self._seed = seed
         self._batched = batched
+        self._repeats = repeats
+        self._warned = False
         self.grouping = grouping
 
     def enter(self, epoch: int) -> None:
@@ -140,7 +142,32 @@ class SamplerOrder:
             for part in _parts(self._sampler):
                 stack.enter_context(in_epoch(part, epoch))
             # All at once: later draws of the sampler must not mix with those of the training.
-            return list(itertools.islice(self._sampler, self.grouping.items))
+            drawn = list(itertools.islice(self._sampler, self.grouping.items + 1))
+        if len(drawn) != self.grouping.items:
+            self._check_length(len(drawn))
+        return drawn[: self.grouping.items]
+
+    def _check_length(self, drawn: int) -> None:
+        """Refuse a sampler of training data that yields less than its length; warn once of one that yields more."""
+        length, what = self.grouping.items, "batches" if self._batched else "indices"
+        if drawn < length and self._repeats:
+            raise ValueError(
+                f"len({type(self._sampler).__name__}) is {length}, but an epoch of it has {drawn} {what}. Epochs, and "
+                "the place at which a resumed run goes on, are computed from the length: make __len__ return the "
+                f"number of {what} that __iter__ yields, or remove __len__ and use pytorch.Batch for lengths and "
+                "periods."
+            )
+        is_endless = any(isinstance(part, samplers.RepeatSampler) for part in _parts(self._sampler))
+        if drawn > length and not (self._warned or is_endless):
+            self._warned = True
+            logger.warning(
+                "len(%s) is %d, but it yields more %s: an epoch ends at the length, and what follows is left out of "
+                "it. Make __len__ return the number of %s that __iter__ yields.",
+                type(self._sampler).__name__,
+                length,
+                what,
+                what,
+            )
 
 
 class OrderedBatches(Sampler[list[Any]]):
@@ -255,10 +282,10 @@ def grouping_of(
     return Grouping(len(dataset if sampler is None else sampler), batch_size, drop_last)
 
 
-def order_of(grouping: Grouping, *, shuffle: bool, sampler: Any, batch_sampler: Any, seed: int) -> Order:
-    """Return the order that the arguments of a data loader ask for."""
+def order_of(grouping: Grouping, *, shuffle: bool, sampler: Any, batch_sampler: Any, seed: int, repeats: bool) -> Order:
+    """Return the order that the arguments of a data loader ask for, for one epoch or for all."""
     if batch_sampler is not None:
-        return SamplerOrder(batch_sampler, grouping, seed, batched=True)
+        return SamplerOrder(batch_sampler, grouping, seed, batched=True, repeats=repeats)
     if sampler is not None:
-        return SamplerOrder(sampler, grouping, seed, batched=False)
+        return SamplerOrder(sampler, grouping, seed, batched=False, repeats=repeats)
     return ComputedOrder(grouping, seed if shuffle else None)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sized
 from typing import Any, Protocol
+
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import IterableDataset
 
 from determined.core import DistributedContext
 from determined.pytorch import _rng
@@ -108,7 +112,8 @@ class PassStream:
     """Data that only it itself knows: iterated pass after pass.
 
     If the loader or its data set has `state_dict` and `load_state_dict`, the position is theirs. Otherwise it
-    is found again by reading past the batches of the pass that were trained.
+    is found again by reading past the batches of the pass that were trained. `len()` says where a pass ends,
+    until a pass ends elsewhere.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -117,6 +122,7 @@ class PassStream:
         self._restored = False
         self._in_pass = 0
         self._passes = 0
+        self._contradiction: int | None = None  # batches of the first pass that did not end at the length
         self.epochs = Epochs(length=length_of(loader))
         if self.epochs.length == 0:
             raise ValueError(
@@ -129,21 +135,26 @@ class PassStream:
         if batches_trained and not self._restored:
             length = self.epochs.length
             self._passes, self._in_pass = divmod(batches_trained, length) if length else (0, batches_trained)
-        batches = self._endless(seed)
         if not (self._keeper and self._restored):
+            if self._is_at_end_of_pass(seed):
+                self._passes, self._in_pass = self._passes + 1, 0
+            batches = self._endless(seed)
             self._read_past(batches)
-        return batches.__next__
+            return batches.__next__
+        return self._endless(seed).__next__
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position within the pass, and the data's own state if it can tell it."""
         own = {"loader": self._keeper.state_dict()} if self._keeper else {}
-        return {"passes": self._passes, "in_pass": self._in_pass, **own}
+        wrong = {} if self._contradiction is None else {"contradiction": self._contradiction}
+        return {"passes": self._passes, "in_pass": self._in_pass, **wrong, **own}
 
     def load_state_dict(self, state: dict[str, Any], batches_trained: int) -> None:
         """Take over a position."""
         if "in_pass" not in state:
             return
         self._passes, self._in_pass = state["passes"], state["in_pass"]
+        self._contradiction = state.get("contradiction")
         self._restored = True
         if self._keeper and "loader" in state:
             self._keeper.load_state_dict(state["loader"])
@@ -165,17 +176,46 @@ class PassStream:
                     "The training data loader yielded no batch in a whole pass; check that its data set is not empty "
                     "and that it starts anew whenever it is iterated."
                 )
+            if self._in_pass != self.epochs.length:
+                self._note_wrong_length()
             self._in_pass = 0
             self._passes += 1
 
+    def _note_wrong_length(self) -> None:
+        if self.epochs.length is None or self._contradiction is not None:
+            return
+        self._contradiction = self._in_pass
+        logger.warning(
+            "A pass over the training data had %d batches, but its length, len(%s), is %d. Epochs are counted by the "
+            "length, so they begin in the middle of a pass now. Give the loader or its data set a __len__ that is "
+            "right, or none and use pytorch.Batch for lengths and periods.",
+            self._in_pass,
+            type(self._loader).__name__,
+            self.epochs.length,
+        )
+
+    def _is_at_end_of_pass(self, seed: int) -> bool:
+        """Say whether nothing is left of the pass, without reading data: by indices if there are any, else by `len`."""
+        if self._in_pass != self.epochs.length or self._contradiction is not None:
+            return False
+        if not isinstance(self._loader, TorchDataLoader) or isinstance(self._loader.dataset, IterableDataset):
+            return True
+        indices = self._loader.batch_sampler or self._loader.sampler
+        with self._seeded(seed, self._passes):
+            return sum(1 for _ in itertools.islice(indices, self._in_pass + 1)) == self._in_pass
+
     def _pass(self, seed: int) -> Iterator[Any]:
         """Iterate over the loader once, in an order of seed and pass alone if torch's generators decide it."""
-        epoch = begin_pass(self._loader, self._passes)
-        with _rng.seeded(_rng.derive(seed, self._passes)), in_epoch(self._loader, epoch):
+        with self._seeded(seed, begin_pass(self._loader, self._passes)):
             batches = iter(self._loader)
             # Samplers draw when the first batch is asked for. Data that keeps its position may be past that.
             first = [] if self._keeper else list(itertools.islice(batches, 1))
         return itertools.chain(first, batches)
+
+    @contextlib.contextmanager
+    def _seeded(self, seed: int, epoch: int) -> Iterator[None]:
+        with _rng.seeded(_rng.derive(seed, self._passes)), in_epoch(self._loader, epoch):
+            yield
 
     def _read_past(self, batches: Iterator[Any]) -> None:
         if behind := self._in_pass:
