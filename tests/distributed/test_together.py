@@ -143,6 +143,18 @@ class WholeTrial(LineTrial):
         return {"rank": self.context.distributed.rank, "batches": len(data_loader)}
 
 
+class UnequalWorkers(LineTrial):
+    """Only one rank starts loader workers for a validation."""
+
+    def build_validation_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(line_data(16), batch_size=4, num_workers=self.context.distributed.rank)
+
+
+def test_ranks_may_have_unequal_numbers_of_validation_workers() -> None:
+    ranks.run(trained, 2, UnequalWorkers)
+    assert len(records().metrics(1, "validation")) == 1
+
+
 def test_whole_data_set_is_evaluated_by_the_chief() -> None:
     ranks.run(trained, 2, WholeTrial)
     (validation,) = records().metrics(1, "validation")

@@ -22,7 +22,7 @@ from determined.pytorch._trial import PyTorchTrial, evaluate_batch_of, overrides
 
 
 class Validation:
-    """Runs validations over one loader."""
+    """Runs validations over one loader. All ranks must make theirs at the same time."""
 
     def __init__(
         self,
@@ -42,14 +42,11 @@ class Validation:
         self._evaluates = False
         self.batches_seen = 0
         """Counts all batches of all validations."""
+        self.starts_processes = any(context.distributed.allgather(bool(getattr(loader, "num_workers", 0))))
+        """Whether a validation starts loader workers on any rank."""
         self._by_batch = overrides(trial, "evaluate_batch")
         if self._by_batch:
             check_reducers(trial.evaluation_reducer())
-
-    @property
-    def starts_processes(self) -> bool:
-        """Whether a validation starts loader workers."""
-        return bool(getattr(self._loader, "num_workers", 0))
 
     def run(self) -> dict[str, Any]:
         """Return the metrics of a validation.
