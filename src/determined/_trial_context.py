@@ -6,7 +6,7 @@ import copy
 import pathlib
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from determined import core
 from determined.errors import MisuseError
@@ -28,8 +28,8 @@ class TrialContext:
         self.stop_requested = False
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> TrialContext:
-        """Return a context for trying a trial out, with the constant hyperparameters of a config."""
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Return a context for trying a trial out without a run, with the constant hyperparameters of a config."""
         return cls(
             distributed=core.DistributedContext.single(),
             hparams=constant_hparams(config.get("hyperparameters") or {}),

@@ -14,10 +14,9 @@ from torch.utils.data import IterableDataset
 import determined as det
 from determined import core, errors, pytorch
 from determined.pytorch import Batch, PyTorchTrialContext
-from trials import LineTrial, fit, latest_checkpoint, line_data
+from trials import LineTrial, fit, latest_checkpoint, line_data, records
 
 NEEDS_A_LOOP = (
-    "get_initial_batch",
     "is_epoch_start",
     "is_epoch_end",
     "current_train_epoch",
@@ -94,6 +93,50 @@ def test_data_without_a_length_never_ends_an_epoch() -> None:
 def test_initial_batch_is_where_the_run_began() -> None:
     assert asked(lambda c: c.get_initial_batch(), max_length=Batch(2)) == [0, 0]
     assert asked(lambda c: c.get_initial_batch(), latest_checkpoint=latest_checkpoint()) == [2, 2, 2]
+
+
+class AskingTrial(LineTrial):
+    """Asks where the run begins wherever a trial builds something."""
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.answers = {"__init__": context.get_initial_batch()}
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        self.answers["callbacks"] = self.context.get_initial_batch()
+        return super().build_callbacks()
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        self.answers["training"] = self.context.get_initial_batch()
+        return super().build_training_data_loader()
+
+    def build_validation_data_loader(self) -> pytorch.DataLoader:
+        self.answers["validation"] = self.context.get_initial_batch()
+        return super().build_validation_data_loader()
+
+
+def test_initial_batch_is_known_while_the_trial_is_built() -> None:
+    builds = ("callbacks", "training", "validation")
+    assert fit(AskingTrial, max_length=Batch(2)).answers == dict.fromkeys(("__init__", *builds), 0)
+    resumed = fit(AskingTrial, max_length=Batch(3), latest_checkpoint=latest_checkpoint())
+    assert resumed.answers == {"__init__": 0} | dict.fromkeys(builds, 2)
+    assert resumed.seen == [(0, 2)]  # and with our loader asking changes nothing
+
+
+@pytest.mark.parametrize("named", ["uuid", "path", "latest"])
+def test_initial_batch_is_known_in_the_constructor_of_a_run_that_the_environment_continues(
+    named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(AskingTrial, max_length=Batch(2))
+    (saved,) = records().checkpoints()
+    monkeypatch.setenv("DET_LATEST_CHECKPOINT", {"uuid": saved.uuid, "path": saved.path, "latest": "latest"}[named])
+    assert set(fit(AskingTrial, max_length=Batch(3)).answers.values()) == {2}
+
+
+def test_initial_batch_of_a_missing_checkpoint_is_left_to_fit_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DET_LATEST_CHECKPOINT", "b3c4bc5e-5d9d-4dbb-a2a5-2ebd9a1f1a1b")
+    with pytest.raises(errors.CheckpointNotFoundException, match="b3c4bc5e"):
+        fit(AskingTrial)
 
 
 def test_stop_requests_can_be_asked_for_and_taken_back(context: PyTorchTrialContext) -> None:
@@ -198,6 +241,18 @@ def test_context_from_a_config_has_its_constant_hparams() -> None:
     context = det.TrialContext.from_config(config)
     assert context.get_hparams() == {"lr": 0.1, "width": 3, "net": {"kind": "a"}, "optimizer": {"type": "sgd"}}
     assert context.get_experiment_config() == config
+
+
+@pytest.mark.parametrize("kind", [pytorch.PyTorchTrialContext, pytorch.CheckpointLoadContext])
+def test_trial_can_be_tried_out_with_a_context_from_a_config(kind: type[PyTorchTrialContext]) -> None:
+    context = kind.from_config({"hyperparameters": {"global_batch_size": {"type": "const", "val": 4}}})
+    assert context.get_per_slot_batch_size() == 4
+    trial = LineTrial(context)
+    before = trial.model.weight.clone()
+    for batch_idx, batch in enumerate(trial.build_training_data_loader()):
+        trial.train_batch(batch, 0, batch_idx)
+    assert not torch.equal(trial.model.weight, before)
+    assert context.get_initial_batch() == 0
 
 
 def test_context_without_a_run_has_no_tensorboard_folder() -> None:

@@ -28,7 +28,6 @@ def test_context_has_the_saved_hparams_and_config() -> None:
     [
         "get_experiment_id",
         "get_trial_id",
-        "get_initial_batch",
         "is_epoch_start",
         "is_epoch_end",
         "current_train_epoch",

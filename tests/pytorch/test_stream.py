@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import BatchSampler, IterableDataset, get_worker_info
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, get_worker_info
 
 from determined import pytorch
-from determined.pytorch import Batch, Epoch
+from determined.pytorch import Batch, Epoch, samplers
 from exactness import ExactTrial, Samples, check_exact, run
 from trials import LineTrial, fit, line_data
 
@@ -155,6 +155,43 @@ OTHER_LOADERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", list(OTHER_LOADERS))
 def test_loader_of_another_maker_goes_on_exactly(name: str) -> None:
     check_exact(trial_with(OTHER_LOADERS[name], checks=False), [4, 6, 8])
+
+
+class SkippingTrial(ExactTrial):
+    """Shards and skips by itself, with a loader of torch and no end."""
+
+    asks_early = False
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.experimental.disable_dataset_reproducibility_checks()
+        self.early_answer = context.get_initial_batch() if self.asks_early else None
+
+    def build_training_data_loader(self) -> Any:
+        skip = self.context.get_initial_batch() if self.early_answer is None else self.early_answer
+        shuffled = samplers.ReproducibleShuffleSampler(range(22), seed=self.context.get_trial_seed())
+        ranks = self.context.distributed
+        batches = samplers.adapt_batch_sampler(
+            BatchSampler(shuffled, 4, drop_last=False),
+            repeat=True,
+            skip=skip,
+            num_replicas=ranks.get_size(),
+            rank=ranks.get_rank(),
+        )
+        return TorchDataLoader(Samples(), batch_sampler=batches)
+
+
+def test_loader_that_skips_by_itself_is_not_skipped_twice(caplog: pytest.LogCaptureFixture) -> None:
+    check_exact(SkippingTrial, [4, 6, 8])
+    assert "begin after 8 batches by itself" in caplog.text
+    assert "read again" not in caplog.text
+
+
+def test_loader_that_was_told_to_skip_nothing_is_read_to_its_position() -> None:
+    class Trial(SkippingTrial):
+        asks_early = True  # before fit() is given the checkpoint, which is too early in a local run
+
+    check_exact(Trial, [4, 6, 8])
 
 
 @pytest.mark.parametrize(

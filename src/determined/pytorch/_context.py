@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from determined import core, errors, tensorboard
-from determined._trial_context import TrialContext
+from determined._trial_context import TrialContext, constant_hparams
 from determined.core._context import Context
 from determined.pytorch import _apex, _structure
-from determined.pytorch._backend import Backend
+from determined.pytorch._backend import Backend, SingleProcess
 from determined.pytorch._experimental import PyTorchExperimentalContext
 from determined.pytorch._gradients import Gradients
 from determined.pytorch._lr_scheduler import LRScheduler, Mode
@@ -42,6 +42,7 @@ class PyTorchTrialContext(TrialContext):
         aggregation_frequency: int = 1,
         services: Context | None = None,
         seed_is_given: bool = True,
+        initial_batch: int = 0,
     ) -> None:
         super().__init__(distributed=distributed, hparams=hparams, exp_conf=exp_conf)
         self.backend = backend
@@ -57,6 +58,10 @@ class PyTorchTrialContext(TrialContext):
         self.has_own_random_numbers = distributed.size == 1
         """Whether this rank draws other random numbers than the rest."""
         self._clock: Clock | None = None
+        self.initial_batch = initial_batch
+        """Batches trained before this run; until `fit` has found its checkpoint, those of the one it was told of."""
+        self.initial_batch_told = 0
+        """The answer of `get_initial_batch` that the program got last outside the training loop."""
         self._warned_types: set[type] = set()
         self._summary_writer: Any = None
         self.trial_seed = trial_seed
@@ -66,6 +71,20 @@ class PyTorchTrialContext(TrialContext):
         self.lr_schedulers: list[LRScheduler] = []
         self.experimental = PyTorchExperimentalContext(self)
         self.torch_profiler: TorchProfiler | None = None
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Return a context for trying a trial out without a run, with the constant hyperparameters of a config.
+
+        Build the trial with it and call `train_batch` on batches of its data loader, as in a notebook.
+        """
+        return cls(
+            distributed=core.DistributedContext.single(),
+            backend=SingleProcess(),
+            hparams=constant_hparams(config.get("hyperparameters") or {}),
+            exp_conf=config,
+            trial_seed=(config.get("reproducibility") or {}).get("experiment_seed", 0),
+        )
 
     # Wrapping
 
@@ -296,8 +315,15 @@ class PyTorchTrialContext(TrialContext):
         return self.trial_seed
 
     def get_initial_batch(self) -> int:
-        """Return the number of batches that were trained before this run began."""
-        return self._running("get_initial_batch").initial_batch
+        """Return the number of batches that were trained before this run began.
+
+        In the trial's `__init__` those of the checkpoint that the runner or DET_LATEST_CHECKPOINT names, else 0; from
+        the `build_*` methods on those of the checkpoint that `fit` continues from. A loader that is no
+        `pytorch.DataLoader` and is built after asking is taken to begin there by itself.
+        """
+        if self._clock is None:
+            self.initial_batch_told = self.initial_batch
+        return self.initial_batch
 
     def is_epoch_start(self) -> bool:
         """Say whether the current batch is the first of its epoch."""

@@ -9,10 +9,11 @@ import os
 import pathlib
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from determined import core, errors, storage
 from determined._import import import_from_path
+from determined._trial_context import constant_hparams
 from determined.pytorch import _checkpoint, _objects
 from determined.pytorch._backend import SingleProcess
 from determined.pytorch._context import PyTorchTrialContext
@@ -30,6 +31,11 @@ class CheckpointLoadContext(PyTorchTrialContext):
             hparams=hparams,
             exp_conf=exp_conf,
         )
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Return a context with the constant hyperparameters of a config."""
+        return cls(constant_hparams(config.get("hyperparameters") or {}), config)
 
 
 def load_trial_from_checkpoint_path(

@@ -157,8 +157,7 @@ class SamplerOrder:
                 f"number of {what} that __iter__ yields, or remove __len__ and use pytorch.Batch for lengths and "
                 "periods."
             )
-        is_endless = any(isinstance(part, samplers.RepeatSampler) for part in _parts(self._sampler))
-        if drawn > length and not (self._warned or is_endless):
+        if drawn > length and not (self._warned or is_endless(self._sampler)):
             self._warned = True
             logger.warning(
                 "len(%s) is %d, but it yields more %s: an epoch ends at the length, and what follows is left out of "
@@ -245,6 +244,11 @@ def _parts(sampler: Any) -> Iterator[Any]:
     while sampler is not None and not isinstance(sampler, SequentialSampler):
         yield sampler
         sampler = getattr(sampler, "sampler", None) or getattr(sampler, "batch_sampler", None)
+
+
+def is_endless(sampler: Any) -> bool:
+    """Say whether a sampler is known to have no end, so that its length is that of one of many passes."""
+    return any(isinstance(part, samplers.RepeatSampler) for part in _parts(sampler))
 
 
 def _knows_epoch(sampler: Any) -> bool:

@@ -74,8 +74,6 @@ class Clock:
         self._progress = progress
         self._epochs = epochs
         self._between = 1  # 0 while a batch is in training
-        self.initial_batch = progress.batches_trained
-        """Batches that were trained before this run began."""
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:

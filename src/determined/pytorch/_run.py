@@ -76,11 +76,9 @@ def run(trial: PyTorchTrial, context: PyTorchTrialContext, settings: FitSettings
     """Train a trial as the settings say."""
     apply_level(context)
     _free_parameters.check(context)
-    callbacks = Callbacks(trial.build_callbacks())
     if context.distributed.is_chief:
         context.services.checkpoint.store.check()  # before the work that would be lost
         context.services.checkpoint.store.clear_leftovers()
-    _take_over_seed(context)
     saved = _find_saved(context, type(trial), settings.latest_checkpoint)
     progress = Progress()
     if saved is not None and is_of_another_trial(context.services, saved):
@@ -93,6 +91,9 @@ def run(trial: PyTorchTrial, context: PyTorchTrialContext, settings: FitSettings
         with _checkpoint.reading(saved.path):
             _decode(saved, "loop", _checkpoint.rules_of(type(trial), {"loop": None}))
             progress.load_state_dict(saved.state["loop"]["progress"])
+    context.initial_batch = progress.batches_trained
+    callbacks = Callbacks(trial.build_callbacks())
+    _take_over_seed(context, saved)
     scope = _trial_scope(callbacks, progress.batches_trained, saved.uuid if saved else None)
     with _run_scope(context), scope, explained_lack_of_shared_memory():
         _train(trial, context, settings, callbacks, progress, saved)
@@ -176,9 +177,12 @@ def _decode(saved: Saved, entry: str, rules: _objects.Rules) -> None:
     saved.state[entry] = _objects.decode(saved.state[entry], rules, (entry,))
 
 
-def _take_over_seed(context: PyTorchTrialContext) -> None:
-    """Follow a program that seeded torch after `init` and asked for no other seed."""
-    if (seed := context.distributed.broadcast(context.seed_of_the_program())) is not None:
+def _take_over_seed(context: PyTorchTrialContext, saved: Saved | None) -> None:
+    """Follow the seed of a checkpoint, else a program that seeded torch after `init` and asked for no other seed."""
+    seed = context.distributed.broadcast(context.seed_of_the_program())
+    if saved is not None:  # the order of the data goes on by the seed that it began with
+        seed = saved.state["loop"].get("seed", seed)
+    if seed is not None:
         context.trial_seed = seed
         context.services.recording.put(tracking.SeedChanged(seed=seed))
 
@@ -233,9 +237,6 @@ def _find_saved(
     unreported = loop.get("window", {}).get("count", 0)
     record(tracking.Continued(checkpoint=saved.uuid, steps_completed=steps, reported_steps=steps - unreported))
     _say_what_changed(loop)
-    if "seed" in loop:  # the order of the data goes on by the seed that it began with
-        context.trial_seed = loop["seed"]
-        record(tracking.SeedChanged(seed=loop["seed"]))
     return saved
 
 
@@ -330,11 +331,12 @@ def _match_epochs(progress: Progress, epochs: Epochs) -> None:
 
 def _build_data(trial: PyTorchTrial, context: PyTorchTrialContext) -> tuple[Stream, Any]:
     training = _checked_loader(trial.build_training_data_loader(), "build_training_data_loader", context)
+    begins_at = context.initial_batch_told
     validation = _checked_loader(trial.build_validation_data_loader(), "build_validation_data_loader", context)
     if any(getattr(loader, "num_workers", 0) for loader in (training, validation)):
         # Workers are forked, and must not be while the other thread imports: they would inherit a held lock.
         context.services.recording.wait()
-    stream = stream_of(training, context.distributed, context.trial_seed)
+    stream = stream_of(training, context.distributed, context.trial_seed, begins_at)
     if isinstance(validation, DataLoader):
         # A whole data set is evaluated by the chief alone.
         together = overrides(trial, "evaluate_batch")

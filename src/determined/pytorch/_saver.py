@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import os
 import pathlib
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from determined import errors, storage, tracking
 from determined._home import home
 from determined.core._context import Context
+from determined.core._recovery import METADATA_FILE
 from determined.pytorch import _checkpoint, _code, _identity, _objects, _ranks_state, _rng
 from determined.pytorch._callback import Callbacks
 from determined.pytorch._context import PyTorchTrialContext
@@ -57,6 +59,9 @@ def is_of_another_trial(services: Context, saved: Saved) -> bool:
     return "trial_id" in origin and any(origin.get(name) != own[name] for name in ("database", "trial_id"))
 
 
+CHECKPOINT_VARIABLE = "DET_LATEST_CHECKPOINT"
+"""Environment variable: the checkpoint to continue from, in place of what the program passes to `fit`."""
+
 LATEST = "latest"
 """What to pass as `latest_checkpoint` for the newest intact checkpoint of a run that this one continues."""
 
@@ -75,16 +80,40 @@ def find(
     if services.info is not None and given == services.info.latest_checkpoint:
         # A trial that its runner starts again goes on by itself, from an older one if it must.
         return _newest_intact(services, given)
+    folder = _folder_of(services, given)
+    return _named(folder.resolve().name, folder, description)
+
+
+def steps_to_resume(services: Context) -> int:
+    """Return the batches of the checkpoint that the runner or the environment names to go on from; 0 without one.
+
+    Only its metadata is read. What is wrong with the checkpoint is said when it is loaded.
+    """
+    if services.info is not None:
+        return services.info.trial._steps_completed
+    given = os.environ.get(CHECKPOINT_VARIABLE)
+    if not given:
+        return 0
+    if given == LATEST:
+        return next((one.steps_completed for one in services.recording.earlier_checkpoints()), 0)
+    with contextlib.suppress(errors.DeterminedException, OSError, ValueError, LookupError, TypeError):
+        metadata = json.loads(storage.read_plain(_folder_of(services, given) / METADATA_FILE))
+        return int(metadata["steps_completed"])
+    return 0
+
+
+def _folder_of(services: Context, given: str) -> pathlib.Path:
+    """Return the folder of a checkpoint that is given by its id or its path."""
     path = pathlib.Path(given)
     if os.sep not in given and not path.is_dir():
-        return _named(given, services.checkpoint.store.path(given), description)
+        return services.checkpoint.store.path(given)
     if not path.is_dir():
         found = "a file, not a folder," if path.exists() else "nothing"
         raise errors.CheckpointNotFoundException(
             f"There is {found} at latest_checkpoint={given!r}; pass the folder of a checkpoint, or an id that "
             "`det checkpoint list` shows."
         )
-    return _named(path.resolve().name, path, description)
+    return path
 
 
 def _named(uuid: str, folder: pathlib.Path, description: Mapping[str, Any] | None) -> Saved:

@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 from determined.core import DistributedContext
 from determined.pytorch import _rng
 from determined.pytorch._data import DataLoader, batches_of
-from determined.pytorch._order import Grouping, Start, in_epoch
+from determined.pytorch._order import Grouping, Start, in_epoch, is_endless
 from determined.pytorch._progress import Epochs
 from determined.pytorch._structure import digest
 from determined.pytorch._workers import begin_pass
@@ -113,11 +113,13 @@ class PassStream:
 
     If the loader or its data set has `state_dict` and `load_state_dict`, the position is theirs. Otherwise it
     is found again by reading past the batches of the pass that were trained. `len()` says where a pass ends,
-    until a pass ends elsewhere.
+    until a pass ends elsewhere. A loader that begins after `begins_at` batches by itself is not skipped further.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, begins_at: int = 0) -> None:
         self._loader = loader
+        self.begins_at = begins_at
+        """Batches that the loader leaves out by itself, since its program asked where to begin."""
         self._keeper = _position_keeper(loader)
         self._restored = False
         self._in_pass = 0
@@ -135,13 +137,16 @@ class PassStream:
         if batches_trained and not self._restored:
             length = self.epochs.length
             self._passes, self._in_pass = divmod(batches_trained, length) if length else (0, batches_trained)
-        if not (self._keeper and self._restored):
-            if self._is_at_end_of_pass(seed):
-                self._passes, self._in_pass = self._passes + 1, 0
-            batches = self._endless(seed)
-            self._read_past(batches)
+        batches = self._endless(seed)
+        if self._keeper and self._restored:
             return batches.__next__
-        return self._endless(seed).__next__
+        if self.begins_at:
+            self._say_where_it_begins(batches_trained)
+            return batches.__next__
+        if self._is_at_end_of_pass(seed):
+            self._passes, self._in_pass = self._passes + 1, 0
+        self._read_past(batches)
+        return batches.__next__
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position within the pass, and the data's own state if it can tell it."""
@@ -201,6 +206,8 @@ class PassStream:
         if not isinstance(self._loader, TorchDataLoader) or isinstance(self._loader.dataset, IterableDataset):
             return True
         indices = self._loader.batch_sampler or self._loader.sampler
+        if is_endless(indices):
+            return False
         with self._seeded(seed, self._passes):
             return sum(1 for _ in itertools.islice(indices, self._in_pass + 1)) == self._in_pass
 
@@ -216,6 +223,22 @@ class PassStream:
     def _seeded(self, seed: int, epoch: int) -> Iterator[None]:
         with _rng.seeded(_rng.derive(seed, self._passes)), in_epoch(self._loader, epoch):
             yield
+
+    def _say_where_it_begins(self, batches_trained: int) -> None:
+        logger.warning(
+            "The training data loader is taken to begin after %d batches by itself, since the program called "
+            "context.get_initial_batch() before it was built: no batches are skipped for it. If it begins at its first "
+            "batch, return a pytorch.DataLoader, or call get_initial_batch() only in train_batch.",
+            self.begins_at,
+        )
+        if self.begins_at != batches_trained:
+            logger.warning(
+                "Training goes on after %d batches, but the program was told %d: the trial's __init__ cannot know what "
+                "fit(latest_checkpoint=...) is given, so call context.get_initial_batch() in "
+                "build_training_data_loader().",
+                batches_trained,
+                self.begins_at,
+            )
 
     def _read_past(self, batches: Iterator[Any]) -> None:
         if behind := self._in_pass:
@@ -268,7 +291,7 @@ class RankStream:
 
     def load_state_dict(self, state: dict[str, Any], batches_trained: int) -> None:
         """Take over this rank's position, if as many ranks as now left theirs."""
-        if state.get("ranks") == self._ranks.size:
+        if state.get("ranks") == self._ranks.size or self._own.begins_at:
             self._own.load_state_dict(state, batches_trained)
             return
         logger.warning(
@@ -280,11 +303,17 @@ class RankStream:
         self._own.begin_anew()
 
 
-def stream_of(loader: Any, ranks: DistributedContext, seed: int) -> Stream:
-    """Return the training stream over what `build_training_data_loader` gave. All ranks must call this."""
+def stream_of(loader: Any, ranks: DistributedContext, seed: int, begins_at: int = 0) -> Stream:
+    """Return the training stream over what `build_training_data_loader` gave. All ranks must call this.
+
+    A loader of another maker begins after `begins_at` batches by itself, if its program asked where to begin.
+    """
     if isinstance(loader, DataLoader) and not loader.is_iterable:
         return IndexedStream(loader, ranks)
-    own = PassStream(loader.get_data_loader(seed=seed) if isinstance(loader, DataLoader) else loader)
+    if isinstance(loader, DataLoader):
+        own = PassStream(loader.get_data_loader(seed=seed))
+    else:
+        own = PassStream(loader, begins_at)
     return own if ranks.size == 1 else RankStream(own, ranks)
 
 

@@ -28,6 +28,7 @@ from determined.pytorch._policy import POLICIES
 from determined.pytorch._process_group import joined
 from determined.pytorch._profile import ProfilerSettings
 from determined.pytorch._run import FitSettings, run
+from determined.pytorch._saver import CHECKPOINT_VARIABLE, steps_to_resume
 from determined.pytorch._trial import PyTorchTrial, check_evaluation
 
 # Seeds that torch may have without the program's doing: its first one, and those of runs before in this process.
@@ -95,6 +96,7 @@ def _context_of(
             aggregation_frequency=aggregation_frequency,
             services=services,
             seed_is_given=_given_seed(info, config) is not None,
+            initial_batch=ranks.broadcast(steps_to_resume(services) if ranks.is_chief else 0),
         )
         with applied(context, config):
             yield context
@@ -174,7 +176,7 @@ class Trainer:
         if local:
             # Set on the command line to continue a program as it is, so it goes before what the program says; once,
             # since it is the checkpoint of one fit.
-            latest_checkpoint = os.environ.pop("DET_LATEST_CHECKPOINT", None) or latest_checkpoint
+            latest_checkpoint = os.environ.pop(CHECKPOINT_VARIABLE, None) or latest_checkpoint
         _check_checkpoint(latest_checkpoint)
         profiler = dataclasses.replace(self._profiler, enabled=True) if profiling_enabled else self._profiler
         settings = FitSettings(
