@@ -24,7 +24,7 @@ from determined.pytorch._fused import kept_settings
 from determined.pytorch._keeping import SHARDS_FOLDER, Keeper, with_references
 
 STATE_FILE = "state_dict.pth"
-LOAD_FILE = "load_data.json"
+LOAD_FILE = _legacy.LOAD_FILE
 CODE_FOLDER = "code"
 FORMAT = "resolute-1"
 

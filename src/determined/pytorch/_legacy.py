@@ -1,10 +1,17 @@
-"""Reading what Determined 0.38 wrote, admitting just the types that its files hold."""
+"""Read checkpoints that Determined 0.13 to 0.38 wrote, admitting just the types that their files hold.
+
+What changed over the versions, oldest first: the state of one model, optimizer and scheduler; lists of them;
+`workload_sequencer.pkl` with the batches trained; `load_data.json` with what `metadata.json` told of the trial before;
+`trial_state.pkl` in place of the sequencer.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import pathlib
 import pickle
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,7 +19,16 @@ import torch
 
 from determined import errors, storage
 
-PROGRESS_FILE = "trial_state.pkl"
+LOAD_FILE = "load_data.json"
+_METADATA_FILE = "metadata.json"
+_PROGRESS_FILES = ("trial_state.pkl", "workload_sequencer.pkl")
+_BATCHES = ("batches_trained", "steps_completed", "latest_batch")
+"""The number of batches trained, under its names in the order from new to old."""
+_OF_ONE_MODEL = {
+    "model_state_dict": "models_state_dict",
+    "optimizer_state_dict": "optimizers_state_dict",
+    "lr_scheduler": "lr_schedulers_state_dict",
+}
 
 # What unpickling raises for bytes that are no pickle, or not one of these.
 _UNREADABLE = (
@@ -29,7 +45,34 @@ _UNREADABLE = (
 
 def is_legacy(folder: pathlib.Path) -> bool:
     """Say whether a checkpoint was written by Determined."""
-    return (folder / PROGRESS_FILE).is_file()
+    return _progress_file(folder) is not None or (
+        not (folder / LOAD_FILE).exists() and "experiment_config" in _metadata(folder)
+    )
+
+
+def description(folder: pathlib.Path) -> dict[str, Any]:
+    """Return what `load_data.json` would tell, of a checkpoint that is too old to have one."""
+    metadata = _metadata(folder)
+    config = metadata.get("experiment_config")
+    is_torch = "torch_version" in metadata or str(metadata.get("framework")).startswith("torch")
+    return {
+        "trial_type": "PyTorchTrial" if is_torch else metadata.get("framework"),
+        "experiment_config": config,
+        "hparams": metadata.get("hparams"),
+        "trial_cls_spec": config.get("entrypoint") if isinstance(config, dict) else None,
+    }
+
+
+def _progress_file(folder: pathlib.Path) -> pathlib.Path | None:
+    return next((folder / name for name in _PROGRESS_FILES if (folder / name).is_file()), None)
+
+
+def _metadata(folder: pathlib.Path) -> dict[str, Any]:
+    try:
+        metadata = json.loads(storage.read_plain((folder / _METADATA_FILE).resolve()))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def numpy_types() -> list[Any]:
@@ -45,20 +88,37 @@ def numpy_types() -> list[Any]:
     ]
 
 
-def load_state(path: pathlib.Path, **options: Any) -> dict[str, Any]:
-    """Return the contents of `state_dict.pth`, read by `torch.load` with these options."""
+def load_state(path: pathlib.Path, **options: Any) -> Any:
+    """Return the contents of `state_dict.pth` in the present form, read by `torch.load` with these options."""
     with torch.serialization.safe_globals(numpy_types()):
-        state: dict[str, Any] = torch.load(path, **options)
-    return state
+        state = torch.load(path, **options)
+    return _with_lists(state) if isinstance(state, dict) else state
+
+
+def _with_lists(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state with lists of models, optimizers and schedulers, also if it was saved for one of each."""
+    if twice := [f"{one} and {many}" for one, many in _OF_ONE_MODEL.items() if one in state and many in state]:
+        raise ValueError(f"it holds both {', '.join(twice)}; only one of the two forms can be meant")
+    lists = {many: [] if state[one] is None else [state[one]] for one, many in _OF_ONE_MODEL.items() if one in state}
+    return {"lr_schedulers_state_dict": [], "rng_state": [], **state, **lists}
 
 
 def load_progress(folder: pathlib.Path) -> dict[str, Any]:
-    """Return the progress in our form from a pickled dict of ints."""
-    path = folder / PROGRESS_FILE
+    """Return the progress in our form from a pickled dict of ints; the oldest checkpoints start at batch 0.
+
+    Without `epochs_trained` in versions that counted batches alone.
+    """
+    path = _progress_file(folder)
+    if path is None:
+        return {"batches_trained": 0, "last_val": None, "last_ckpt": None}
     try:
         saved = _IntsOnly(io.BytesIO(storage.read_plain(path.resolve()))).load()
-        names = ("batches_trained", "epochs_trained", "last_val", "last_ckpt")
-        return {name: _count(saved[name]) for name in names}
+        counts = {"batches_trained": saved[next(filter(saved.__contains__, _BATCHES), _BATCHES[0])]}
+        if path.name == _PROGRESS_FILES[0]:
+            counts["epochs_trained"] = saved["epochs_trained"]
+        marks = {name: saved[name] for name in ("last_val", "last_ckpt") if saved[name] is not None}
+        unknown = {"last_val": None, "last_ckpt": None}
+        return unknown | {name: _count(value) for name, value in (counts | marks).items()}
     except _UNREADABLE as error:
         raise errors.InvalidCheckpointException(
             f"{path} is not the progress of a Determined trial: {type(error).__name__}: {error}"

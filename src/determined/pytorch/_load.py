@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import json
@@ -14,7 +15,7 @@ from typing import Any, Self
 from determined import core, errors, storage
 from determined._import import import_from_path
 from determined._trial_context import constant_hparams
-from determined.pytorch import _checkpoint, _objects
+from determined.pytorch import _checkpoint, _legacy, _objects
 from determined.pytorch._backend import SingleProcess
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._lazy_dynamo import defer_compiler
@@ -91,15 +92,18 @@ def _folder(path: str | os.PathLike[str]) -> pathlib.Path:
 def _description(folder: pathlib.Path) -> dict[str, Any]:
     path = folder / _checkpoint.LOAD_FILE
     try:
-        description = json.loads(storage.read_plain(pathlib.Path(os.path.realpath(path))))
+        if not path.exists() and _legacy.is_legacy(folder):
+            description = _legacy.description(folder)
+        else:
+            description = json.loads(storage.read_plain(pathlib.Path(os.path.realpath(path))))
     except (OSError, ValueError, RecursionError) as error:
         raise errors.InvalidCheckpointException(f"{path} cannot be read as JSON: {error}") from error
     kind = description.get("trial_type") if isinstance(description, dict) else None
     if kind != "PyTorchTrial":
-        raise errors.InvalidCheckpointException(f"{path} describes a {kind!r}; only a PyTorchTrial can be loaded.")
+        raise errors.InvalidCheckpointException(f"{folder} holds a {kind!r}; only a PyTorchTrial can be loaded.")
     for name in ("hparams", "experiment_config"):
         if not isinstance(description.get(name), dict | None):
-            raise errors.InvalidCheckpointException(f"{path} holds {name}={description[name]!r}, which is no map.")
+            raise errors.InvalidCheckpointException(f"{folder} holds {name}={description[name]!r}, not a mapping.")
     return dict(description)
 
 
@@ -131,10 +135,11 @@ def _trial_class(
 ) -> type[PyTorchTrial]:
     spec = description.get("trial_cls_spec")
     module, _, qualname = str(spec).partition(":")
+    if module == "__main__":
+        module = _script_module(qualname, import_paths) or module
     if not all(part.isidentifier() for part in (*module.split("."), *qualname.split("."))):
         raise errors.InvalidCheckpointException(
-            f"trial_cls_spec={spec!r} in {folder / _checkpoint.LOAD_FILE} is not of the form module:Class; "
-            "pass trial_class=YourTrial."
+            f"The trial class {spec!r} that {folder} names is not of the form module:Class; pass trial_class=YourTrial."
         )
     tops = [path / module.partition(".")[0] for path in import_paths]
     if not any(top.is_dir() or top.with_suffix(".py").is_file() for top in tops):
@@ -157,3 +162,19 @@ def _trial_class(
             f"{spec!r} in {folder} is not a PyTorchTrial; pass trial_class=YourTrial."
         )
     return found
+
+
+def _script_module(qualname: str, import_paths: list[pathlib.Path]) -> str | None:
+    """Return the only module that defines a class which its script called `__main__:Class`; else None."""
+    name = qualname.partition(".")[0]
+    files = [path for folder in import_paths for path in sorted(folder.glob("*.py"))]
+    found = [path.stem for path in files if name in _classes_in(path)]
+    return found[0] if len(found) == 1 else None
+
+
+def _classes_in(path: pathlib.Path) -> set[str]:
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return set()
+    return {statement.name for statement in body if isinstance(statement, ast.ClassDef)}

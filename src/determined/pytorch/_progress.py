@@ -25,9 +25,9 @@ class Progress:
         return dataclasses.asdict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the counts that `state_dict` gave."""
+        """Take over the counts that `state_dict` gave; those that are not there stay."""
         for field in dataclasses.fields(self):
-            setattr(self, field.name, state[field.name])
+            setattr(self, field.name, state.get(field.name, getattr(self, field.name)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,8 @@ _LARGEST_COUNT = 2**53
 def check(loop: Mapping[str, Any]) -> None:
     """Raise for the state of a loop that is not one: counts that are none, parts that are missing."""
     progress = loop["progress"]
-    for name in ("batches_trained", "epochs_trained"):
-        _check_count(name, progress[name])
+    _check_count("batches_trained", progress["batches_trained"])
+    _check_count("epochs_trained", progress.get("epochs_trained", 0))  # some of Determined's count batches alone
     for name in ("last_val", "last_ckpt"):
         _check_count(name, progress[name] or 0)
     _check_count("seed", loop.get("seed", 0))

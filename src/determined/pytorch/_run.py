@@ -294,7 +294,7 @@ def _go_to_position(
     context.reset_reducers()
     if saved is not None:
         saver.restore(saved)
-        _match_epochs(progress, stream.epochs)
+        _match_epochs(progress, stream.epochs, saved.state["loop"]["progress"].get("epochs_trained"))
         with _checkpoint.reading(saved.path):
             _take_share(context, window, share)
     fetch = stream.open(progress.batches_trained, context.trial_seed)
@@ -317,16 +317,16 @@ def _take_share(context: PyTorchTrialContext, window: MetricWindow, share: Mappi
     _checkpoint.restore_gradients(context, share["gradients"])
 
 
-def _match_epochs(progress: Progress, epochs: Epochs) -> None:
-    done = epochs.of(progress.batches_trained)
-    if done != progress.epochs_trained:
+def _match_epochs(progress: Progress, epochs: Epochs, saved: int | None) -> None:
+    """Count epochs by the batches trained; warn if the checkpoint counted others. None: it counted none."""
+    progress.epochs_trained = epochs.of(progress.batches_trained)
+    if saved not in (None, progress.epochs_trained):
         warnings.warn(
-            f"The checkpoint holds {progress.epochs_trained} epochs in {progress.batches_trained} batches, but with "
-            f"{epochs.length} batches an epoch there are {done}: the training data has another length now, so it goes "
-            "on at another place. Use the same data and batch size to continue exactly.",
+            f"The checkpoint holds {saved} epochs in {progress.batches_trained} batches, but with {epochs.length} "
+            f"batches an epoch there are {progress.epochs_trained}: the training data has another length now, so it "
+            "goes on at another place. Use the same data and batch size to continue exactly.",
             stacklevel=2,
         )
-        progress.epochs_trained = done
 
 
 def _build_data(trial: PyTorchTrial, context: PyTorchTrialContext) -> tuple[Stream, Any]:
