@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pathlib
 import warnings
 from collections.abc import Mapping
@@ -37,10 +38,13 @@ class TrialContext:
         )
 
     def get_hparams(self) -> dict[str, Any]:
-        """Return all hyperparameters of the trial."""
+        """Return all hyperparameters of the trial, always in the same dict: a change stays for the whole run.
+
+        Checkpoints hold the hyperparameters as they were given.
+        """
         if self._hparams is None:
             raise ValueError("This run has no hyperparameters; pass them as pytorch.init(hparams={...}).")
-        return copy.deepcopy(self._hparams)
+        return self._hparams_of_program
 
     def get_hparam(self, name: str) -> Any:
         """Return one hyperparameter."""
@@ -51,6 +55,10 @@ class TrialContext:
                 f"Pass it as pytorch.init(hparams={{{name!r}: ...}})."
             )
         return hparams[name]
+
+    @functools.cached_property
+    def _hparams_of_program(self) -> dict[str, Any]:
+        return copy.deepcopy(self._hparams or {})
 
     def get_experiment_config(self) -> dict[str, Any]:
         """Return the experiment config."""

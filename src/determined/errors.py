@@ -5,7 +5,8 @@
     │   └── InvalidConfig               an experiment config breaks rules (also ValueError)
     ├── InternalException               a call came at a time when it has no meaning
     ├── InvalidCheckpointException      a checkpoint is damaged, incomplete or unusable
-    │   └── CheckpointNotFoundException (also FileNotFoundError)
+    │   ├── CheckpointNotFoundException (also FileNotFoundError)
+    │   └── StateMismatchException      its state does not fit the trial (also RuntimeError)
     ├── StorageException                a checkpoint store cannot be used as asked
     ├── TrackingException               the tracking database cannot be used
     │   ├── SchemaVersionException      it was written by a newer Resolute
@@ -13,6 +14,7 @@
     ├── PeerLostException               another rank is gone, did not come, or could not take part
     ├── InvalidHP                       raised by user code: these hyperparameters make no sense
     └── MisuseError                     (also AssertionError and ValueError)
+        └── WrongRankError              a call came on a rank that may not make it (also RuntimeError)
 
 Programs written for Determined catch some mistakes as `AssertionError`; `MisuseError` serves them and
 new code, which would expect a `ValueError`.
@@ -71,6 +73,10 @@ class CheckpointNotFoundException(InvalidCheckpointException, FileNotFoundError)
     """There is no checkpoint under the given id or path."""
 
 
+class StateMismatchException(InvalidCheckpointException, RuntimeError):
+    """A checkpoint holds a state that does not fit the trial."""
+
+
 class StorageException(DeterminedException):
     """A checkpoint store cannot be used as asked."""
 
@@ -107,3 +113,7 @@ class InvalidHP(DeterminedException):
 
 class MisuseError(DeterminedException, AssertionError, ValueError):
     """A call breaks a rule of the API that programs may have caught as `AssertionError`."""
+
+
+class WrongRankError(MisuseError, RuntimeError):
+    """A call came on a rank that may not make it."""

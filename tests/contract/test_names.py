@@ -71,11 +71,13 @@ EXCEPTIONS = (
     "InternalException",
     "InvalidCheckpointException",
     "CheckpointNotFoundException",
+    "StateMismatchException",
     "StorageException",
     "TrackingException",
     "SchemaVersionException",
     "InvalidHP",
     "MisuseError",
+    "WrongRankError",
 )
 
 
@@ -143,6 +145,11 @@ def test_torch_writer_is_found_at_its_old_place() -> None:
 def test_misuse_can_be_caught_as_assertion_and_as_value_error() -> None:
     assert issubclass(determined.errors.MisuseError, (AssertionError, ValueError))
     assert issubclass(determined.errors.MisuseError, ValueError)
+
+
+@pytest.mark.parametrize("name", ["StateMismatchException", "WrongRankError"])
+def test_errors_that_determined_raised_as_runtime_errors_are_that_too(name: str) -> None:
+    assert issubclass(getattr(determined.errors, name), RuntimeError)
 
 
 def test_invalid_hp_at_the_top_is_the_one_of_errors() -> None:

@@ -111,10 +111,10 @@ CALLBACK = {
     "on_checkpoint_end": "checkpoint_dir",
     "on_checkpoint_upload_end": "uuid",
     "state_dict": "",
-    "load_state_dict": "state",
+    "load_state_dict": "state_dict",
 }
 
-LR_SCHEDULER = {"step": "*args, **kwargs", "get_last_lr": "", "state_dict": "", "load_state_dict": "state"}
+LR_SCHEDULER = {"step": "*args, **kwargs", "get_last_lr": "", "state_dict": "", "load_state_dict": "state_dict"}
 
 SAMPLERS = {
     "RepeatSampler": "sampler",
@@ -142,12 +142,12 @@ DISTRIBUTED = {
     "get_local_rank": "",
     "get_size": "",
     "get_num_agents": "",
-    "gather": "item",
-    "gather_local": "item",
-    "allgather": "item",
-    "allgather_local": "item",
-    "broadcast": "item",
-    "broadcast_local": "item",
+    "gather": "stuff",
+    "gather_local": "stuff",
+    "allgather": "stuff",
+    "allgather_local": "stuff",
+    "broadcast": "stuff",
+    "broadcast_local": "stuff",
     "close": "",
 }
 

@@ -294,9 +294,11 @@ def test_meeting_place_that_is_a_link_is_refused(meeting_folder: pathlib.Path, t
         core.DistributedContext(**numbers(0, 2))
 
 
-def test_several_machines_need_a_key() -> None:
-    with pytest.raises(ValueError, match="set DET_DISTRIBUTED_KEY to the same secret text"):
-        core.DistributedContext(**numbers(0, 2, machines=2), chief_ip="127.0.0.1")
+def test_several_machines_meet_without_a_key_and_the_chief_warns(caplog: pytest.LogCaptureFixture) -> None:
+    with contexts(2, machines=2, chief_ip="127.0.0.1", pub_port=free_port()) as both:
+        assert together(both, lambda each: each.allgather(each.rank)) == [[0, 1]] * 2
+    (warned,) = caplog.messages
+    assert "Set DET_DISTRIBUTED_KEY to the same secret string" in warned
 
 
 def test_several_machines_need_an_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,14 +68,14 @@ def test_files_and_metadata_of_all_ranks_are_in_one_checkpoint(job: Job, records
     one, other = job(
         """
 files = {f"weights-{rank}": str(rank), "same": "x", f"code/{rank}.py": ""}
-say(store(checkpoints, files, {"steps_completed": 3, f"of {rank}": rank}))
+say(store(checkpoints, files, {"steps_completed": 3, "of": {"all": {"format": "x"}, str(rank): {"rank": rank}}}))
 """
     )
     assert one == other
     found = files(one)
     metadata = json.loads(found.pop("metadata.json"))
     assert found == {"weights-0": "0", "weights-1": "1", "same": "x", "code/0.py": "", "code/1.py": ""}
-    assert metadata == {"steps_completed": 3, "of 0": 0, "of 1": 1}
+    assert metadata == {"steps_completed": 3, "of": {"all": {"format": "x"}, "0": {"rank": 0}, "1": {"rank": 1}}}
     (record,) = records.checkpoints()
     assert (record.uuid, record.steps_completed, record.metadata) == (one, 3, metadata)
     assert record.resources.keys() == {*found, "metadata.json"}
@@ -106,8 +106,8 @@ def test_different_contents_for_one_name_are_refused_on_all_ranks(job: Job, file
 
 
 def test_different_metadata_for_one_key_are_refused_on_all_ranks(job: Job) -> None:
-    for said in job('say(attempt(lambda: store(checkpoints, {}, {"epoch": rank})))'):
-        assert said.startswith("MisuseError: The checkpoint metadata has epoch=0 on rank 0, but 1 on rank 1")
+    for said in job('say(attempt(lambda: store(checkpoints, {}, {"at": {"epoch": rank}})))'):
+        assert said.startswith("MisuseError: The checkpoint metadata has at.epoch=0 on rank 0, but 1 on rank 1")
     assert nothing_is_left()
 
 
@@ -177,7 +177,7 @@ say(said)
 """
     )
     assert said[0] == "stored"
-    assert said[1].startswith("MisuseError: store_path() or upload() was called on rank 1")
+    assert said[1].startswith("WrongRankError: store_path() or upload() was called on rank 1")
     assert "shard=True" in said[1]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from determined import core, tracking
+from determined import core, errors, tracking
 
 OnlyTrial = Callable[[], tracking.TrialRecord]
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
@@ -59,7 +59,7 @@ def test_asking_off_the_chief_is_refused_in_chief_only_mode() -> None:
     worker = Worker.single()
     with (
         core.init(distributed=worker, preempt_mode=core.PreemptMode.ChiefOnly) as context,
-        pytest.raises(ValueError, match="only the chief may ask"),
+        pytest.raises(errors.WrongRankError, match="only the chief may ask"),
     ):
         context.preempt.should_preempt()
 

@@ -116,5 +116,8 @@ def test_asking_off_the_chief_is_refused_in_chief_only_mode(managed: Managed) ->
         is_chief = False  # type: ignore[assignment]
 
     configure(managed, 4)
-    with core.init(distributed=Worker.single()) as context, pytest.raises(RuntimeError, match="only the chief"):
+    with (
+        core.init(distributed=Worker.single()) as context,
+        pytest.raises(errors.WrongRankError, match="only the chief"),
+    ):
         next(iter(context.searcher.operations(core.SearcherMode.ChiefOnly)))

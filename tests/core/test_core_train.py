@@ -142,7 +142,13 @@ def test_what_the_program_changes_after_a_report_is_not_reported(
     assert curves == {"Determined/loss": [(1, 1.0)], "Determined/total": [(1, 1.0)]}
 
 
-@pytest.mark.parametrize("steps", [-1, 1.5, "1", None, True])
+def test_negative_steps_are_recorded_as_0_with_a_warning(only_trial: OnlyTrial, records: tracking.Records) -> None:
+    with pytest.warns(UserWarning, match=r"steps_completed=-1 is recorded as 0"):
+        run(lambda train: train.report_training_metrics(-1, {"loss": 1.0}))
+    assert records.metrics(only_trial().id)[0].steps_completed == 0
+
+
+@pytest.mark.parametrize("steps", [1.5, "1", None, True])
 @pytest.mark.parametrize("call", ["report_training_metrics", "report_validation_metrics"])
 def test_steps_that_are_no_count_are_refused(call: str, steps: Any) -> None:
     with core.init() as context, pytest.raises(ValueError, match="steps_completed="):
@@ -179,8 +185,17 @@ def test_progress_is_recorded(progress: float, only_trial: OnlyTrial) -> None:
     assert only_trial().progress == progress
 
 
-@pytest.mark.parametrize("progress", [-0.1, 1.1, math.nan, "half", None])
-def test_progress_out_of_range_is_refused(progress: Any) -> None:
+@pytest.mark.parametrize(("progress", "recorded"), [(-0.1, 0), (1.1, 1), (math.inf, 1)])
+def test_progress_out_of_range_is_recorded_as_the_end_of_it_with_a_warning(
+    progress: float, recorded: float, only_trial: OnlyTrial
+) -> None:
+    with pytest.warns(UserWarning, match=rf"report_progress\({progress}\) is recorded as {recorded}"):
+        run(lambda train: train.report_progress(progress))
+    assert only_trial().progress == recorded
+
+
+@pytest.mark.parametrize("progress", [math.nan, "half", None])
+def test_progress_that_is_no_number_is_refused(progress: Any) -> None:
     with core.init() as context, pytest.raises(ValueError, match="from 0 to 1"):
         context.train.report_progress(progress)
 

@@ -62,7 +62,7 @@ class OtherShape(LineTrial):
 )
 def test_checkpoint_of_another_program_is_refused(trial_class: type[LineTrial], message: str) -> None:
     folder = save()
-    with pytest.raises(det.errors.InvalidCheckpointException, match=message):
+    with pytest.raises(det.errors.StateMismatchException, match=message):
         train(trial_class, latest_checkpoint=folder)
 
 

@@ -162,11 +162,18 @@ def test_hparams_are_given_back() -> None:
         assert context.get_hparam("lr") == 0.1
 
 
-def test_changing_what_was_returned_changes_nothing() -> None:
-    with pytorch.init(hparams={"net": {"width": 3}}, exp_conf={"searcher": {"metric": "a"}}) as context:
+def test_hparams_that_the_program_changes_stay_changed_for_it_alone() -> None:
+    given = {"net": {"width": 3}}
+    with pytorch.init(hparams=given) as context:
         context.get_hparams()["net"]["width"] = 9
+        assert context.get_hparam("net") == {"width": 9}
+        assert context.get_hparams() is context.get_hparams()
+    assert given == {"net": {"width": 3}}
+
+
+def test_changing_a_returned_config_changes_nothing() -> None:
+    with pytorch.init(exp_conf={"searcher": {"metric": "a"}}) as context:
         context.get_experiment_config()["searcher"]["metric"] = "b"
-        assert context.get_hparam("net") == {"width": 3}
         assert context.get_experiment_config() == {"searcher": {"metric": "a"}}
 
 

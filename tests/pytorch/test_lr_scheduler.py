@@ -261,6 +261,31 @@ def test_a_scheduler_of_an_unwrapped_optimizer_is_refused() -> None:
         assert trial.context.lr_schedulers == []
 
 
+class OfItsOwn:
+    """A scheduler that is not one of torch, and tells nobody which optimizer it schedules."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+
+def test_a_scheduler_without_an_optimizer_is_stepped() -> None:
+    scheduler = OfItsOwn()
+
+    class Variant(LineTrial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            context.wrap_lr_scheduler(scheduler, Mode.STEP_EVERY_BATCH)
+
+    fit(Variant, max_length=pytorch.Batch(4))
+    assert scheduler.steps == 4
+
+
 @pytest.mark.parametrize("mode", AUTOMATIC)
 def test_the_loop_cannot_step_a_plateau_scheduler(mode: Any) -> None:
     with trainer() as (_, trial):

@@ -70,7 +70,7 @@ class CheckpointContext:
                 yield folder, storage_id
             return
         if not self._distributed.is_chief:
-            raise errors.MisuseError(
+            raise errors.WrongRankError(
                 f"store_path() or upload() was called on rank {self._distributed.rank}, where only the chief, rank 0, "
                 "may; call it there alone, or with shard=True on all ranks."
             )

@@ -33,8 +33,8 @@ class DistributedContext:
 
     On one machine they meet at a Unix socket that only this user can reach, or at a TCP port with `force_tcp`;
     on several at the port `pub_port + port_offset` of `chief_ip`, with the key that `DET_DISTRIBUTED_KEY` holds on
-    all of them. With one process every collective returns at once and needs no network, so address and ports have
-    no effect.
+    all of them; without one, whoever reaches that port can take part. With one process every collective returns at
+    once and needs no network, so address and ports have no effect.
 
     Every wait ends after `timeout` seconds (default: `DET_DISTRIBUTED_TIMEOUT`, else 1800) with
     `errors.PeerLostException`, which also comes at once when another process is gone.
@@ -170,32 +170,32 @@ class DistributedContext:
         """Return the number of machines."""
         return self.cross_size
 
-    def gather(self, item: T) -> list[T] | None:
+    def gather(self, stuff: T) -> list[T] | None:
         """Return every rank's item, ordered by rank, on the chief; None elsewhere. All ranks must call this.
 
         Here and below: the item of the rank itself is in the list as it is, not a copy.
         """
-        return self._here(self._everyone).gather("gather", item)
+        return self._here(self._everyone).gather("gather", stuff)
 
-    def gather_local(self, item: T) -> list[T] | None:
+    def gather_local(self, stuff: T) -> list[T] | None:
         """Return the items of this machine's ranks on its first rank; None elsewhere."""
-        return self._here(self._machine).gather("gather_local", item)
+        return self._here(self._machine).gather("gather_local", stuff)
 
-    def allgather(self, item: T) -> list[T]:
+    def allgather(self, stuff: T) -> list[T]:
         """Return every rank's item, ordered by rank. All ranks must call this."""
-        return self._here(self._everyone).allgather("allgather", item)
+        return self._here(self._everyone).allgather("allgather", stuff)
 
-    def allgather_local(self, item: T) -> list[T]:
+    def allgather_local(self, stuff: T) -> list[T]:
         """Return the items of this machine's ranks, ordered by rank."""
-        return self._here(self._machine).allgather("allgather_local", item)
+        return self._here(self._machine).allgather("allgather_local", stuff)
 
-    def broadcast(self, item: T) -> T:
+    def broadcast(self, stuff: T) -> T:
         """Return the chief's item. All ranks must call this."""
-        return self._here(self._everyone).broadcast("broadcast", item)
+        return self._here(self._everyone).broadcast("broadcast", stuff)
 
-    def broadcast_local(self, item: T) -> T:
+    def broadcast_local(self, stuff: T) -> T:
         """Return the item of this machine's first rank."""
-        return self._here(self._machine).broadcast("broadcast_local", item)
+        return self._here(self._machine).broadcast("broadcast_local", stuff)
 
     def side_line(self) -> SideLine | None:
         """Return the line for small messages beside the collectives, always the same; None with one process.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import secrets
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from determined.core._address import (
     unix_address,
 )
 from determined.core._layout import Layout
+
+logger = logging.getLogger("determined.core")
 
 KEY_VARIABLE = "DET_DISTRIBUTED_KEY"
 LOOPBACK = "127.0.0.1"
@@ -48,7 +51,7 @@ class Ports:
     force_tcp: bool
 
     def meeting(self, layout: Layout) -> Meeting:
-        """Return the places of this process. Raises ValueError if it lacks an address or a key that it needs."""
+        """Return the places of this process. Raises ValueError if it lacks an address that it needs."""
         everyone, machine = self._port("pub_port", self.pub_port), self._port("pull_port", self.pull_port)
         if not layout.has_several_machines:
             if self.force_tcp:
@@ -56,14 +59,21 @@ class Ports:
                 return Meeting(address, address, _given_key() or machine_key())
             address = unix_address(str(everyone))
             return Meeting(address, address, _given_key() or b"")
-        key = self._key_of_several(layout)
         if self.chief_ip is None:
             raise ValueError(
                 f"DistributedContext(cross_size={layout.cross_size}, chief_ip=None): with several machines, pass the "
                 "address of the machine of rank 0 as chief_ip."
             )
         nearby = TcpAddress(LOOPBACK, machine) if self.force_tcp else unix_address(f"{machine}-{layout.cross_rank}")
-        return Meeting(TcpAddress(self.chief_ip, everyone), nearby, key)
+        address = TcpAddress(self.chief_ip, everyone)
+        if not (key := _given_key()) and layout.rank == 0:
+            logger.warning(
+                "The ranks meet at %s without a key: whoever reaches that port can take part and run code on these "
+                "machines. Set %s to the same secret string on all of them, or start the ranks with torchrun.",
+                address,
+                KEY_VARIABLE,
+            )
+        return Meeting(address, nearby, key)
 
     def _port(self, name: str, port: int) -> int:
         for label, value in ((name, port), ("port_offset", self.port_offset)):
@@ -75,16 +85,6 @@ class Ports:
                 "to 65535."
             )
         return port + self.port_offset
-
-    def _key_of_several(self, layout: Layout) -> bytes:
-        key = _given_key()
-        if not key:
-            raise ValueError(
-                f"DistributedContext(cross_size={layout.cross_size}): processes on several machines need a key by "
-                f"which they know each other; set {KEY_VARIABLE} to the same secret text on all of them. Under "
-                "torchrun, init() and determined.launch make a key by themselves, as does from_torch_distributed()."
-            )
-        return key
 
 
 def agree(layout: Layout, chief_ip: str | None, broadcast: Callable[[Any], Any]) -> Meeting:

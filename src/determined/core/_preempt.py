@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from determined import errors
 from determined.core._distributed import DistributedContext
 
 _SAME_INTERRUPT = 0.5
@@ -50,7 +51,7 @@ class PreemptContext:
         if self._mode is PreemptMode.WorkersAskChief:
             return self._distributed.broadcast(self.signum is not None)
         if self._mode is PreemptMode.ChiefOnly and not self._distributed.is_chief:
-            raise ValueError(
+            raise errors.WrongRankError(
                 "should_preempt() was called on a worker in PreemptMode.ChiefOnly; only the chief may ask. "
                 "Use PreemptMode.WorkersAskChief to ask on every rank."
             )

@@ -78,7 +78,7 @@ class SearcherContext:
 
     def _operations(self, mode: SearcherMode) -> Iterator[SearcherOperation]:
         if mode is SearcherMode.ChiefOnly and not self._distributed.is_chief:
-            raise RuntimeError("In SearcherMode.ChiefOnly only the chief may ask for operations.")
+            raise errors.WrongRankError("In SearcherMode.ChiefOnly only the chief may ask for operations.")
         operation = SearcherOperation(self._max_length()[1], self._report_progress)
         yield operation
         if operation.completed_metric is None:

@@ -169,17 +169,30 @@ def _entries(folder: pathlib.Path) -> dict[str, pathlib.Path]:
 
 def _merged(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
-    owners: dict[str, int] = {}
+    owners: dict[tuple[str, ...], int] = {}
     for rank, metadata in enumerate(per_rank):
-        for key, value in metadata.items():
-            if key in merged and merged[key] != value:
-                raise errors.MisuseError(
-                    f"The checkpoint metadata has {key}={merged[key]!r} on rank {owners[key]}, but {value!r} on rank "
-                    f"{rank}; pass it on one rank, or the same on all."
-                )
-            merged.setdefault(key, value)
-            owners.setdefault(key, rank)
+        _merge_into(merged, metadata, rank, owners, ())
     return merged
+
+
+def _merge_into(
+    merged: dict[str, Any],
+    metadata: Mapping[str, Any],
+    rank: int,
+    owners: dict[tuple[str, ...], int],
+    above: tuple[str, ...],
+) -> None:
+    """Add the metadata of a rank below the keys `above`; mappings are merged, other values must be equal."""
+    for key, value in metadata.items():
+        path = (*above, key)
+        owners.setdefault(path, rank)
+        if isinstance(value, dict) and isinstance(merged.setdefault(key, {}), dict):
+            _merge_into(merged[key], value, rank, owners, path)
+        elif merged.setdefault(key, value) != value:
+            raise errors.MisuseError(
+                f"The checkpoint metadata has {'.'.join(path)}={merged[key]!r} on rank {owners[path]}, but {value!r} "
+                f"on rank {rank}; pass it on one rank, or the same on all."
+            )
 
 
 def _check_places(per_rank: Sequence[Files]) -> None:

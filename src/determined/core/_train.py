@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import enum
 import json
+import math
 import operator
 import pathlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -119,18 +121,23 @@ class TrainContext:
 
 def _checked_steps(steps: Any) -> int:
     try:
-        count = -1 if isinstance(steps, bool) else operator.index(steps)
+        count = None if isinstance(steps, bool) else operator.index(steps)
     except TypeError:
-        count = -1
-    if count < 0:
+        count = None
+    if count is None:
         raise ValueError(f"steps_completed={steps!r}: pass the number of batches trained, an int >= 0.")
-    return count
+    if count < 0:
+        warnings.warn(f"steps_completed={count} is recorded as 0: the batches trained cannot be less.", stacklevel=4)
+    return max(count, 0)
 
 
 def _checked_progress(progress: Any) -> float:
-    if not isinstance(progress, Real) or not 0 <= float(progress) <= 1:
+    if not isinstance(progress, Real) or math.isnan(progress):
         raise ValueError(f"report_progress({progress!r}): progress is a number from 0 to 1.")
-    return float(progress)
+    inside = min(max(float(progress), 0.0), 1.0)
+    if inside != progress:
+        warnings.warn(f"report_progress({progress!r}) is recorded as {inside:g}: progress is 0 to 1.", stacklevel=3)
+    return inside
 
 
 def _plain(group: str, metrics: Mapping[str, Any]) -> dict[str, Any]:

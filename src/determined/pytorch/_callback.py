@@ -73,7 +73,7 @@ class PyTorchCallback:
         """Return what the callback wants to find again after a resume, as plain values and tensors."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what `state_dict` gave."""
 
 

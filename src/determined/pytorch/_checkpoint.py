@@ -106,7 +106,7 @@ def _load_each(key: str, owners: Any, state: Mapping[str, Any]) -> None:
     saved = state.get(key)
     if not isinstance(saved, list) or len(saved) != len(owners):
         held = len(saved) if isinstance(saved, list) else "no"
-        raise errors.InvalidCheckpointException(
+        raise errors.StateMismatchException(
             f"The checkpoint holds {held} entries of {key}, but the trial wraps {len(owners)}; "
             "load it with the program that saved it."
         )
@@ -114,7 +114,7 @@ def _load_each(key: str, owners: Any, state: Mapping[str, Any]) -> None:
         try:
             owner.load_state_dict(one)
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise errors.InvalidCheckpointException(
+            raise errors.StateMismatchException(
                 f"{key}[{index}] of the checkpoint does not fit the trial: {error}"
             ) from error
 
@@ -228,7 +228,7 @@ def reading(folder: pathlib.Path) -> Iterator[None]:
     """Raise `InvalidCheckpointException` for a state, in the folder of a checkpoint, that has not the right form."""
     try:
         yield
-    except errors.InvalidCheckpointException:
+    except errors.InvalidCheckpointException:  # says more
         raise
     except (TypeError, AttributeError, ValueError, LookupError, OverflowError, RuntimeError) as error:
         raise errors.InvalidCheckpointException(

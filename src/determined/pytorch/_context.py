@@ -133,8 +133,8 @@ class PyTorchTrialContext(TrialContext):
     def wrap_lr_scheduler(self, lr_scheduler: Any, step_mode: Mode, frequency: int = 1) -> Any:
         """Return the scheduler, which the loop steps as `step_mode` says and every checkpoint holds."""
         wrapped = LRScheduler(lr_scheduler, step_mode, frequency)
-        optimizer = getattr(lr_scheduler, "optimizer", None)
-        if not any(known is optimizer for known in self.optimizers):
+        optimizer = getattr(lr_scheduler, "optimizer", None)  # a scheduler of the user's own may have none
+        if optimizer is not None and not any(known is optimizer for known in self.optimizers):
             raise errors.InvalidExperimentException(
                 f"{type(lr_scheduler).__name__} schedules an optimizer that is not wrapped; call "
                 "context.wrap_optimizer() on it first."

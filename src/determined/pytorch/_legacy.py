@@ -20,7 +20,7 @@ import torch
 from determined import errors, storage
 
 LOAD_FILE = "load_data.json"
-_METADATA_FILE = "metadata.json"
+METADATA_FILE = "metadata.json"
 _PROGRESS_FILES = ("trial_state.pkl", "workload_sequencer.pkl")
 _BATCHES = ("batches_trained", "steps_completed", "latest_batch")
 """The number of batches trained, under its names in the order from new to old."""
@@ -69,7 +69,7 @@ def _progress_file(folder: pathlib.Path) -> pathlib.Path | None:
 
 def _metadata(folder: pathlib.Path) -> dict[str, Any]:
     try:
-        metadata = json.loads(storage.read_plain((folder / _METADATA_FILE).resolve()))
+        metadata = json.loads(storage.read_plain((folder / METADATA_FILE).resolve()))
     except (OSError, ValueError, RecursionError):
         return {}
     return metadata if isinstance(metadata, dict) else {}

@@ -93,17 +93,17 @@ def _description(folder: pathlib.Path) -> dict[str, Any]:
     path = folder / _checkpoint.LOAD_FILE
     try:
         if not path.exists() and _legacy.is_legacy(folder):
-            description = _legacy.description(folder)
+            path, description = folder / _legacy.METADATA_FILE, _legacy.description(folder)
         else:
             description = json.loads(storage.read_plain(pathlib.Path(os.path.realpath(path))))
     except (OSError, ValueError, RecursionError) as error:
         raise errors.InvalidCheckpointException(f"{path} cannot be read as JSON: {error}") from error
     kind = description.get("trial_type") if isinstance(description, dict) else None
     if kind != "PyTorchTrial":
-        raise errors.InvalidCheckpointException(f"{folder} holds a {kind!r}; only a PyTorchTrial can be loaded.")
+        raise errors.InvalidCheckpointException(f"{path} describes a {kind!r}; only a PyTorchTrial can be loaded.")
     for name in ("hparams", "experiment_config"):
         if not isinstance(description.get(name), dict | None):
-            raise errors.InvalidCheckpointException(f"{folder} holds {name}={description[name]!r}, not a mapping.")
+            raise errors.InvalidCheckpointException(f"{path} holds {name}={description[name]!r}, not a mapping.")
     return dict(description)
 
 

@@ -54,9 +54,9 @@ class LRScheduler:
         """Return the state of the torch scheduler."""
         return dict(self._scheduler.state_dict())
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the state of the torch scheduler."""
-        self._scheduler.load_state_dict(state)
+        self._scheduler.load_state_dict(state_dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
