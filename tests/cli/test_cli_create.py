@@ -182,6 +182,13 @@ def test_a_trial_class_that_fails_its_test_has_status_1(lab: Lab) -> None:
     assert "Error: the test failed: AttributeError: " in result.stderr
 
 
+def test_a_package_that_determined_brought_along_is_named_with_its_command(lab: Lab) -> None:
+    (lab.code / "line.py").write_text(f"import boto3.no_such\n{(lab.code / 'line.py').read_text()}")
+    result = lab.det("e", "create", lab.write(CLASS_CONFIG), lab.code, "--local", "--test")
+    assert "Error: the test failed: ModuleNotFoundError: No module named 'boto3" in result.stderr
+    assert "pip install 'resolute[determined]'" in result.stderr
+
+
 def test_a_module_that_is_not_in_the_copy_fails_the_test(lab: Lab) -> None:
     (lab.code / ".detignore").write_text("line.py\n")
     result = lab.det("e", "create", lab.write(CLASS_CONFIG), lab.code, "--local", "--test")

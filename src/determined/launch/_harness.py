@@ -14,6 +14,7 @@ from typing import Any
 
 from determined import pytorch
 from determined._info import ClusterInfo, get_cluster_info
+from determined._packages import note_missing_package
 from determined.launch._settings import constants, length_of, period_of, read_config, section
 
 
@@ -57,7 +58,11 @@ def load_class(entrypoint: str) -> type[pytorch.PyTorchTrial]:
             f"--trial {entrypoint}: there is no module {module_name!r} in {os.getcwd()}; start from the folder that "
             "holds it."
         )
-    found: Any = importlib.import_module(module_name)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        note_missing_package(error)
+        raise
     for part in class_name.split("."):
         if not hasattr(found, part):
             near = difflib.get_close_matches(part, _trial_classes(found), 1) or _trial_classes(found)

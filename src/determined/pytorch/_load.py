@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from determined import core, errors, storage
 from determined._import import import_from_path
+from determined._packages import explained
 from determined._trial_context import constant_hparams
 from determined.pytorch import _checkpoint, _legacy, _objects
 from determined.pytorch._backend import SingleProcess
@@ -154,7 +155,8 @@ def _trial_class(
             found = getattr(found, name)
     except (ImportError, AttributeError) as error:
         raise errors.InvalidCheckpointException(
-            f"The trial class {spec!r} cannot be imported from {folder / _checkpoint.CODE_FOLDER} ({error}); "
+            f"The trial class {spec!r} cannot be imported from {folder / _checkpoint.CODE_FOLDER} "
+            f"({explained(str(error))}); "
             "pass trial_class=YourTrial."
         ) from error
     if not (isinstance(found, type) and issubclass(found, PyTorchTrial)):

@@ -267,6 +267,7 @@ def test_invalid_hyperparameters(runs: Runs) -> None:
         ("model_def:NAME", "NAME = 3", "TypeError: --trial model_def:NAME: 3 is not a subclass"),
         ("model_def:Trial", "def (", "SyntaxError: invalid syntax"),
         ("model_def:Trial", "import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("model_def:Trial", "import boto3.no_such", "pip install 'resolute[determined]'"),
     ],
 )
 def test_class_that_cannot_be_had_is_not_started(entrypoint: str, more: str, said: str, runs: Runs) -> None:

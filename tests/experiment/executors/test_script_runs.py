@@ -59,6 +59,11 @@ def test_message_of_a_failed_program_is_what_its_traceback_ends_with(runs: Runs)
     assert ended.message == "ValueError: too"
 
 
+def test_message_of_a_program_that_lacks_a_package_of_determined_says_how_to_install_it(runs: Runs) -> None:
+    ended = runs.run(runs.spec([sys.executable, "-c", "import boto3.no_such"]))
+    assert "pip install 'resolute[determined]'" in ended.message
+
+
 def test_program_killed_by_somebody_else_has_failed(runs: Runs) -> None:
     ended = runs.run(runs.spec("echo noise >&2; kill -9 $$"))
     assert (ended.reason, ended.status) == (EndReason.FAILED, 137)

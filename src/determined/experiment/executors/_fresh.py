@@ -8,6 +8,7 @@ import types
 from collections.abc import Mapping
 from typing import NoReturn
 
+from determined._packages import explained
 from determined.experiment.executors._beginning import Beginning
 from determined.experiment.executors._ending import run_to_end, show
 from determined.experiment.executors._environment import THREAD_VARIABLES
@@ -42,7 +43,7 @@ def _train(entrypoint: str, beginning: Beginning) -> None:
         load_class(entrypoint)
     except Exception as error:
         show(error)
-        beginning.failed(f"{type(error).__name__}: {error}")
+        beginning.failed(explained(f"{type(error).__name__}: {error}"))
         raise SystemExit(1) from None
     beginning.done()
     train(entrypoint)

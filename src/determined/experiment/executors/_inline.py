@@ -15,6 +15,7 @@ from determined._import import import_from_path
 from determined.experiment.executors._ends import end_on_file
 from determined.experiment.executors._environment import base_environment, run_environment
 from determined.experiment.executors._files import write_json
+from determined.experiment.executors._output import gist
 from determined.experiment.executors._spec import Ended, EndReason, RunSpec
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class InlineExecutor:
 
 def _ended(spec: RunSpec, status: int, begun: bool, trace: str, started: float) -> Ended:
     lines = tuple(trace.splitlines()[-_LAST_LINES:])
-    message = lines[-1] if lines else ""
+    message = gist(trace.splitlines())
     if not begun:
         reason = EndReason.NOT_STARTED
     elif spec.files.invalid_hp.exists():

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 
+from determined._packages import explained
 from determined.experiment.executors._lines import LineCutter
 
 STREAMS = ("stdout", "stderr")
@@ -109,5 +110,5 @@ def gist(lines: Iterable[str]) -> str:
         begin = len(lines) - lines[::-1].index(_TRACEBACK)
         for line in lines[begin:]:
             if not line[:1].isspace():
-                return line
+                return explained(line)
     return lines[-1] if lines else ""

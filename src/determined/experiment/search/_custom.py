@@ -12,6 +12,7 @@ from typing import Any
 
 from determined import errors
 from determined._import import import_from_path
+from determined._packages import explained
 from determined.experiment.search._method import SearchMethod
 
 
@@ -54,7 +55,9 @@ def _module(method: str, name: str, folder: str | os.PathLike[str]) -> types.Mod
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise _refusal(method, f"importing it failed: {error}", "Install it, or take the import out") from error
+            raise _refusal(
+                method, f"importing it failed: {explained(str(error))}", "Install it, or take the import out"
+            ) from error
         raise _refusal(
             method, f"there is no module {error.name!r} in {os.fspath(folder)}", "Put its file into the code folder"
         ) from error
