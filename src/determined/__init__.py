@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from determined import errors
 from determined._import import import_from_path
 from determined._info import ClusterInfo, TrialInfo, get_cluster_info
+from determined._text import LOG_FORMAT
 from determined._version import VERSION
 from determined.errors import InvalidHP
 
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from determined._trial_context import TrialContext as TrialContext
 
 __version__ = VERSION
-
-LOG_FORMAT = "%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s"
-"""A format for `logging.basicConfig` that tells processes apart."""
 
 __all__ = [
     "LOG_FORMAT",
@@ -35,7 +33,7 @@ __all__ = [
 ]
 
 _LAZY = {"TrialContext": "determined._trial_context"}
-_PACKAGES = {"core", "experimental", "pytorch", "tensorboard"}
+_PACKAGES = {"common", "core", "experimental", "horovod", "launch", "pytorch", "tensorboard", "util"}
 """What programs use as `det.core.init()` without having imported it."""
 
 

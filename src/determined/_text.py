@@ -1,9 +1,12 @@
-"""Text from anywhere, made fit for a terminal."""
+"""Text for a terminal."""
 
 from __future__ import annotations
 
 import zlib
 from typing import Any
+
+LOG_FORMAT = "%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s"
+"""A format for `logging.basicConfig` that tells processes apart."""
 
 
 def plain(value: Any, limit: int | None = None) -> str:

@@ -73,6 +73,10 @@ class CheckpointNotFoundException(InvalidCheckpointException, FileNotFoundError)
     """There is no checkpoint under the given id or path."""
 
 
+CheckpointNotFound = CheckpointNotFoundException
+"""The name that some programs know it by."""
+
+
 class StateMismatchException(InvalidCheckpointException, RuntimeError):
     """A checkpoint holds a state that does not fit the trial."""
 

@@ -17,13 +17,15 @@ NAMES: dict[str, str] = {
         LOG_FORMAT ClusterInfo InvalidHP TrialContext TrialInfo __version__ errors get_cluster_info import_from_path
     """,
     "determined.core": """
-        CheckpointContext Context DistributedContext DownloadMode EarlyExitReason PreemptContext PreemptMode
+        CheckpointContext Context DistributedContext DownloadMode DummyCheckpointContext DummyDistributedContext
+        DummyPreemptContext DummyProfilerContext DummySearcherContext DummyTrainContext
+        EarlyExitReason PreemptContext PreemptMode
         ProfilerContext SearcherContext SearcherMode SearcherOperation TensorboardMode TrainContext Unit init
     """,
     "determined.pytorch": """
         Batch CheckpointLoadContext DataLoader Epoch LRScheduler MetricReducer PyTorchCallback
         PyTorchExperimentalContext PyTorchTrial PyTorchTrialContext Reducer ShouldExit TorchData TrainUnit Trainer
-        _ShouldExit _TrainBoundary _TrainBoundaryType _TrialState adapt_batch_sampler data_length init
+        _ShouldExit _SimpleReducer _TrainBoundary _TrainBoundaryType _TrialState adapt_batch_sampler data_length init
         load_trial_from_checkpoint_path samplers to_device
     """,
     "determined.storage": """
@@ -38,7 +40,12 @@ NAMES: dict[str, str] = {
         Snapshot StateChanged StatusChanged TrialChange TrialEntry TrialOverview
         TrialRecord Turn Validation Wish encode_json
     """,
-    "determined.experimental": "Checkpoint Determined Experiment Model ModelVersion Trial client",
+    "determined.experimental": "Checkpoint Determined Experiment Model ModelVersion Trial client test_one_batch",
+    "determined.common": "set_logger",
+    "determined.common.experimental": """
+        Checkpoint Determined Experiment Model ModelSortBy ModelVersion OrderBy Trial client
+    """,
+    "determined.util": "chunks download_gcs_blob_with_backoff merge_dicts",
     "determined.experimental.client": """
         Checkpoint CheckpointSortBy CheckpointState CheckpointTrainingMetadata Determined Experiment ExperimentSortBy
         ExperimentState Model ModelSortBy ModelVersion OrderBy Trial TrialMetrics TrialSortBy TrialState

@@ -175,6 +175,7 @@ CHECKPOINT = {
 }
 
 OTHERS: dict[Any, dict[str, str]] = {
+    core.Context: {"start": "", "close": "", "alert": "title=None, description=None, level='info'"},
     core.PreemptContext: {"should_preempt": "auto_ack=True", "acknowledge_preemption_signal": ""},
     core.SearcherContext: {
         "operations": "searcher_mode=SearcherMode.WorkersAskChief, auto_ack=True",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pathlib
 from collections.abc import Callable
 
@@ -78,8 +77,3 @@ def test_help_shows_usage_and_options_of_torchrun(capfd: pytest.CaptureFixture[s
     shown = capfd.readouterr().out
     assert "[torchrun options --] script.py" in shown
     assert "--max-restarts" in shown
-
-
-@pytest.mark.parametrize("name", ["deepspeed", "horovod"])
-def test_there_are_no_other_launchers(name: str) -> None:
-    assert importlib.util.find_spec(f"determined.launch.{name}") is None

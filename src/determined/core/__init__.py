@@ -3,6 +3,14 @@
 from determined.core._checkpoint import CheckpointContext, DownloadMode
 from determined.core._context import Context, TensorboardMode, init
 from determined.core._distributed import DistributedContext
+from determined.core._dummies import (
+    DummyCheckpointContext,
+    DummyDistributedContext,
+    DummyPreemptContext,
+    DummyProfilerContext,
+    DummySearcherContext,
+    DummyTrainContext,
+)
 from determined.core._preempt import PreemptContext, PreemptMode
 from determined.core._profiler import ProfilerContext
 from determined.core._searcher import SearcherContext, SearcherMode, SearcherOperation, Unit
@@ -13,6 +21,12 @@ __all__ = [
     "Context",
     "DistributedContext",
     "DownloadMode",
+    "DummyCheckpointContext",
+    "DummyDistributedContext",
+    "DummyPreemptContext",
+    "DummyProfilerContext",
+    "DummySearcherContext",
+    "DummyTrainContext",
     "EarlyExitReason",
     "PreemptContext",
     "PreemptMode",

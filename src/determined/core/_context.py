@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from determined import errors, storage, tensorboard, tracking
 from determined._home import home, note_invalid_hp
 from determined._info import ClusterInfo, get_cluster_info
+from determined._packages import note_missing_package
 from determined.core._checkpoint import CheckpointContext
 from determined.core._collect import collect
 from determined.core._distributed import DistributedContext
@@ -81,6 +82,7 @@ class Context:
         """The watch over the other ranks; None for a process that trains alone."""
         self.searcher = SearcherContext(distributed, facts.config, self.train.report_progress)
         self.profiler = ProfilerContext(self._report_system_metrics)
+        self._is_closed = False
         self.steps_completed = 0
         """The latest step of the training; system metrics are recorded under it."""
 
@@ -98,6 +100,10 @@ class Context:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._is_closed:
+            return
+        if error is not None:
+            note_missing_package(error)
         self.preempt.listen()  # a signal that comes now must not keep the end from being written
         if self.watch is not None and error is not None and not _is_orderly(error):
             if (elsewhere := self.watch.explain(error)) is not None and not elsewhere.invalid_hp:
@@ -128,11 +134,22 @@ class Context:
         self._record_end(error)
         self._outbox.flush()
 
+    def start(self) -> Context:
+        """Begin as entering the `with` block does; `close()` ends what this began."""
+        return self.__enter__()
+
     def close(self) -> None:
-        """Write what is buffered and let go of threads, files, signals and the database."""
-        self._close(failed=False)
+        """End as leaving the `with` block does: write what is buffered, record the end, close all. Again is fine."""
+        self.__exit__(None, None, None)
+
+    def alert(self, title: str | None = None, description: str | None = None, level: str | None = "info") -> None:
+        """Log a title and a description at a level, such as "info" or "error"; there are no webhooks to send to."""
+        number = logging.getLevelNamesMapping().get(str(level).upper(), logging.INFO)
+        text = ": ".join(filter(None, (title, description)))
+        logger.log(number, "Alert, which is logged only as there are no webhooks: %s", text)
 
     def _close(self, *, failed: bool) -> None:
+        self._is_closed = True
         with contextlib.ExitStack() as stack:
             # Last: until everything is written, a signal must not end the process.
             stack.callback(self.preempt.close)

@@ -9,6 +9,7 @@ from determined.experimental._checkpoint import Checkpoint
 from determined.experimental._determined import Determined
 from determined.experimental._experiment import Experiment
 from determined.experimental._model import Model, ModelVersion
+from determined.experimental._one_batch import test_one_batch
 from determined.experimental._trial import Trial
 
-__all__ = ["Checkpoint", "Determined", "Experiment", "Model", "ModelVersion", "Trial", "client"]
+__all__ = ["Checkpoint", "Determined", "Experiment", "Model", "ModelVersion", "Trial", "client", "test_one_batch"]

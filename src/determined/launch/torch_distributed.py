@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from typing import NoReturn
 
 from determined import errors
 from determined._info import ClusterInfo, get_cluster_info
@@ -73,10 +74,15 @@ def _folder() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-if __name__ == "__main__":
+def run() -> NoReturn:
+    """Do what the command line of this process asks for, and end it."""
     status = main()
     if threading.active_count() > 1:  # torchrun still waits for other machines
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
+
+
+if __name__ == "__main__":
+    run()

@@ -11,6 +11,7 @@ from determined.pytorch._plan import Batch, Epoch, ShouldExit, TrainUnit
 from determined.pytorch._plan import TrainBoundary as _TrainBoundary
 from determined.pytorch._plan import TrainBoundaryType as _TrainBoundaryType
 from determined.pytorch._progress import Progress as _TrialState
+from determined.pytorch._reducer import FunctionReducer as _SimpleReducer
 from determined.pytorch._reducer import MetricReducer, Reducer
 from determined.pytorch._structure import TorchData, data_length, to_device
 from determined.pytorch._trainer import Trainer, init
@@ -37,6 +38,7 @@ __all__ = [
     "TrainUnit",
     "Trainer",
     "_ShouldExit",
+    "_SimpleReducer",
     "_TrainBoundary",
     "_TrainBoundaryType",
     "_TrialState",

@@ -345,6 +345,11 @@ class PyTorchTrialContext(TrialContext):
         """
         return self._at_batch("current_train_batch").batch_idx
 
+    @property
+    def _epoch_len(self) -> int | None:
+        """Batches an epoch on this rank, as old programs ask for it; None for training data without a length."""
+        return self._running("_epoch_len").epoch_len
+
     def get_tensorboard_path(self) -> pathlib.Path:
         """Return the folder of this trial's TensorBoard files."""
         return self.services.train.get_tensorboard_path()

@@ -105,6 +105,11 @@ class Clock:
         return self.epoch_of(self.batch_idx) != self.epoch_of(self.batch_idx + 1)
 
     @property
+    def epoch_len(self) -> int | None:
+        """Batches that each rank trains in an epoch; None if the training data has no length."""
+        return None if self._epochs.length is None else -(-self._epochs.length // self._epochs.ranks)
+
+    @property
     def has_epochs(self) -> bool:
         """Whether the training data has a length, so that there are epochs."""
         return self._epochs.length is not None
