@@ -65,9 +65,19 @@ def test_length_that_is_none_is_refused(length: Any, managed: Managed) -> None:
             context.searcher.get_configured_units()
 
 
-def test_local_run_without_a_length_says_what_is_missing() -> None:
-    with core.init() as context, pytest.raises(errors.InvalidExperimentException, match=r"searcher\.max_length=None"):
-        next(iter(context.searcher.operations()))
+def test_local_run_gets_one_operation_of_one_epoch() -> None:
+    with core.init() as context:
+        assert context.searcher.get_configured_units() is core.Unit.EPOCHS
+        for operation in context.searcher.operations():
+            assert operation.length == 1
+            operation.report_completed(0.5)
+
+
+def test_time_of_a_rung_based_search_is_a_length(managed: Managed) -> None:
+    managed({"searcher": {"metric": "loss", "time_metric": "batches", "max_time": 40}})
+    with core.init() as context:
+        assert next(iter(context.searcher.operations())).length == 40
+        assert context.searcher.get_configured_units() is core.Unit.BATCHES
 
 
 def test_progress_of_the_operation_is_recorded(managed: Managed, records: tracking.Records) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 from determined import errors
 from determined.core._distributed import DistributedContext
 
+_LOCAL = {"searcher": {"max_length": {"epochs": 1}}}
+
 
 class SearcherMode(enum.Enum):
     """Which ranks may ask for operations."""
@@ -48,7 +50,11 @@ class SearcherOperation:
 
 
 class SearcherContext:
-    """One operation of the configured `max_length`; deprecated, as searches no longer send lengths."""
+    """One operation of the configured length; deprecated, as searches no longer send lengths.
+
+    The length is the searcher's `max_length`, or its `max_time` if `time_metric` counts batches or epochs. Without a
+    config (None, in a local run) it is one epoch.
+    """
 
     def __init__(
         self,
@@ -57,7 +63,7 @@ class SearcherContext:
         report_progress: Callable[[float], None],
     ) -> None:
         self._distributed = distributed
-        self._config = config or {}
+        self._config = _LOCAL if config is None else config
         self._report_progress = report_progress
 
     def operations(
@@ -85,8 +91,7 @@ class SearcherContext:
             raise RuntimeError("The operation ended without report_completed(); report its metric first.")
 
     def _max_length(self) -> tuple[Unit | None, int]:
-        searcher = self._config.get("searcher")
-        length = searcher.get("max_length") if isinstance(searcher, Mapping) else None
+        length = _configured_length(self._config.get("searcher"))
         ((unit, count),) = length.items() if isinstance(length, Mapping) and len(length) == 1 else [(None, length)]
         known = unit is None or (isinstance(unit, str) and unit.upper() in Unit.__members__)
         if not known or isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -95,3 +100,13 @@ class SearcherContext:
                 "{batches: n}, {epochs: n} or {records: n} with n of at least 1."
             )
         return (Unit[unit.upper()] if unit is not None else None), count
+
+
+def _configured_length(searcher: Any) -> Any:
+    """Return the length in the section `searcher`, as it is written; None if there is none."""
+    if not isinstance(searcher, Mapping):
+        return None
+    length, time_metric = searcher.get("max_length"), searcher.get("time_metric")
+    if length is None and time_metric in ("batches", "epochs"):
+        return {time_metric: searcher.get("max_time")}
+    return length

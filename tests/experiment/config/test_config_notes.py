@@ -44,13 +44,17 @@ def test_there_is_nothing_to_say_about_most_configs() -> None:
 def test_length_of_a_rung_based_search_becomes_its_time(old: Any, time_metric: str, max_time: int, size: Any) -> None:
     made = config(searcher=ASHA | {"max_length": old}, hyperparameters={"global_batch_size": size, "a": RANGE})
     assert isinstance(made.searcher, AdaptiveAshaSearcher)
-    assert (made.searcher.time_metric, made.searcher.max_time, made.searcher.max_length) == (
-        time_metric,
-        max_time,
-        None,
-    )
+    assert (made.searcher.time_metric, made.searcher.max_time) == (time_metric, max_time)
     (note,) = made.notes
     assert note.endswith(f"is an old form; it was read as time_metric: {time_metric}, max_time: {max_time}.")
+
+
+@pytest.mark.parametrize("old", [12, {"batches": 12}, {"epochs": 12}, {"records": 16}])
+@pytest.mark.parametrize("name", ["adaptive_asha", "random"])
+def test_program_reads_the_length_as_it_is_written(name: str, old: Any) -> None:
+    searcher = {"name": name, "metric": "loss", "max_trials": 4, "max_length": old}
+    made = config(searcher=searcher, hyperparameters={"global_batch_size": 8})
+    assert from_map(made.to_dict()).to_dict()["searcher"]["max_length"] == old
 
 
 def test_async_halving_has_the_old_form_too() -> None:
@@ -73,7 +77,7 @@ def test_length_of_other_searches_stays(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["min_validation_period", "min_checkpoint_period"])
 def test_bare_number_counts_batches(name: str) -> None:
-    assert config(**{name: 7}).to_dict()[name] == {"batches": 7}
+    assert getattr(config(**{name: 7}), name) == Length(batches=7)
 
 
 def test_no_slots_becomes_one() -> None:

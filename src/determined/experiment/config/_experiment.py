@@ -186,7 +186,10 @@ class ExperimentConfig(Section):
         return (*self._said, *_rules.notes(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the config as JSON would hold it, with every default filled in; `from_map` reads it back."""
+        """Return the config as JSON would hold it, with every default filled in; `from_map` reads it back.
+
+        A trial's program reads this map, so lengths keep the form that the user wrote.
+        """
         return self.model_dump()
 
     def masked(self) -> dict[str, Any]:
@@ -204,6 +207,6 @@ class ExperimentConfig(Section):
 
     def __eq__(self, other: object) -> bool:
         # Two configs that mean the same are equal, whatever was said about how they were written.
-        return isinstance(other, ExperimentConfig) and self.to_dict() == other.to_dict()
+        return isinstance(other, ExperimentConfig) and self.__dict__ == other.__dict__
 
     __hash__ = None  # type: ignore[assignment]  # as that of the maps in it

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from determined.experiment.config._section import LARGEST, Breach, Section, broken
 
@@ -27,6 +27,8 @@ class Length(Section):
     records: Annotated[_Number, Field(description="Records of training, over all slots.", examples=[60000])] = None
     epochs: Annotated[_Number, Field(description="Passes over the training data.", examples=[3])] = None
 
+    _is_bare: bool = PrivateAttr(default=False)  # programs read the length in the form that the user wrote
+
     @property
     def unit(self) -> Unit:
         """What is counted."""
@@ -45,15 +47,24 @@ class Length(Section):
             held = " and ".join(given) or "none of them"
             yield Breach((), f"a length holds exactly one of {', '.join(UNITS)}, not {held}", f"Write {_EXAMPLES}.")
 
-    @pydantic.model_validator(mode="before")
+    @pydantic.model_validator(mode="wrap")
     @classmethod
-    def _number_counts_batches(cls, value: Any) -> Any:
+    def _number_counts_batches(cls, value: Any, handler: pydantic.ModelWrapValidatorHandler[Self]) -> Self:
         if isinstance(value, int) and not isinstance(value, bool):
-            return {"batches": value}
+            length = handler({"batches": value})
+            length._is_bare = True
+            return length
         if not isinstance(value, Mapping | Length):
             raise broken([Breach((), "it is not a length", f"Write {_EXAMPLES}.")])
-        return value
+        return handler(value)
 
     @pydantic.model_serializer
-    def _one_unit(self) -> dict[str, int]:
-        return {self.unit: self.count}
+    def _as_written(self) -> dict[str, int] | int:
+        return self.count if self._is_bare else {self.unit: self.count}
+
+    def __eq__(self, other: object) -> bool:
+        # A bare number means the same as that number of batches.
+        return isinstance(other, Length) and (self.unit, self.count) == (other.unit, other.count)
+
+    def __hash__(self) -> int:
+        return hash((self.unit, self.count))

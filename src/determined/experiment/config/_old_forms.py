@@ -29,7 +29,10 @@ def translate(tree: Tree) -> tuple[Tree, list[str], list[Finding]]:
 
 
 def _max_length(tree: Tree) -> Iterator[str | Finding]:
-    """Turn `max_length` of a rung-based search into `time_metric` and `max_time`."""
+    """Add the `time_metric` and `max_time` that `max_length` of a rung-based search means.
+
+    `max_length` stays, for programs that read it.
+    """
     searcher = tree.get("searcher")
     if not isinstance(searcher, dict) or searcher.get("name") not in _RUNG_BASED:
         return
@@ -46,7 +49,6 @@ def _max_length(tree: Tree) -> Iterator[str | Finding]:
             yield Finding(("searcher", "max_length"), *_RECORDS, old)
             return
         unit, number = "batches", max(number // batch_size, 1)
-    del searcher["max_length"]
     searcher |= {"time_metric": unit, "max_time": number}
     yield (
         f"searcher.max_length: {in_yaml(old)} is an old form; it was read as time_metric: {unit}, max_time: {number}."
