@@ -169,6 +169,24 @@ def test_a_trial_class_is_tested_by_one_batch_and_nothing_is_recorded(lab: Lab) 
     assert lab.records.experiments() == []
 
 
+def test_the_test_runs_on_one_slot_whatever_the_config_says(lab: Lab) -> None:
+    slots = {"resources": {"slots_per_trial": 64}, "hyperparameters": {"lr": 0.1, "global_batch_size": 64}}
+    output = lab.succeeds("e", "create", lab.write(CLASS_CONFIG | slots), lab.code, "--local", "--test")
+    assert "The test runs on one slot; resources.slots_per_trial: 64 is ignored." in output
+    assert "The test passed" in output
+
+
+def test_a_program_that_needs_more_than_one_batch_hears_that_the_test_has_one(lab: Lab) -> None:
+    needy = "    def evaluate_batch(self, batch, batch_idx):\n        assert batch_idx > 0, 'no first batch'\n"
+    (lab.code / "line.py").write_text(
+        (lab.code / "line.py").read_text().replace("    def evaluate_batch(self, batch, batch_idx):\n", needy)
+    )
+    result = lab.det("e", "create", lab.write(CLASS_CONFIG), lab.code, "--local", "--test")
+    assert result.exit_code == 1
+    assert "code that needs more than one batch fails here" in result.stderr
+    assert result.stderr.splitlines()[-1] == "Error: the test failed: AssertionError: no first batch"
+
+
 def test_the_test_leaves_the_checkpoint_storage_alone(lab: Lab) -> None:
     storage = {"checkpoint_storage": {"type": "directory", "container_path": str(lab.folder / "store")}}
     lab.succeeds("e", "create", lab.write(CLASS_CONFIG | storage), lab.code, "--local", "--test")

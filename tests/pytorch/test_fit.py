@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 from collections.abc import Iterator
 from typing import Any
 
@@ -94,6 +95,27 @@ def test_test_mode_trains_and_validates_one_batch_and_saves_once() -> None:
 
     trial = fit(Counted, max_length=Batch(50), test_mode=True, checkpoint_policy="best", validation_period=Batch(1))
     assert (len(trial.seen), trial.evaluated, saved_at()) == (1, 1, [1])
+
+
+def test_error_after_the_batch_of_test_mode_says_that_there_was_only_one() -> None:
+    class Varied(LineTrial):
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+            return {"spread": statistics.stdev([batch_idx])}
+
+    with pytest.raises(statistics.StatisticsError) as caught:
+        fit(Varied, max_length=Batch(50), test_mode=True)
+    (note,) = caught.value.__notes__
+    assert "one batch only" in note
+
+
+def test_error_in_the_batch_of_test_mode_has_no_note() -> None:
+    class Broken(LineTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        fit(Broken, max_length=Batch(50), test_mode=True)
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_test_mode_needs_no_length() -> None:

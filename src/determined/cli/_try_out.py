@@ -29,6 +29,8 @@ def try_out(config: ExperimentConfig, folder: pathlib.Path) -> None:
     else:
         typer.echo(f"Runs as it is, on a copy of the program: {entrypoint}\nwith {hparams}")
         typer.echo("Trainer.fit trains one batch (DET_TEST_MODE=1); a loop of your own trains as long as it does.")
+    if (slots := config.resources.slots_per_trial) > 1:
+        typer.echo(f"The test runs on one slot; resources.slots_per_trial: {slots} is ignored.")
     began = time.monotonic()
     result = rehearse(config, folder, first)
     _say(result, time.monotonic() - began)

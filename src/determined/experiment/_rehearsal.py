@@ -64,15 +64,17 @@ def rehearse(
 ) -> Rehearsal:
     """Train one batch of a trial; nothing of it stays.
 
-    A class trains in this process, by one rank. A script runs as given, as a process of its own.
+    A class trains in this process, a script as a process of its own; both on one slot, whatever the config says.
     """
     place, machine = at or home(), this_machine()
+    config = _on_one_slot(config)
     check(config, folder, place, machine)
     with _stage() as stage:
         _code.take(pathlib.Path(folder), stage.code(1))
         source = _brought(source_checkpoint(config, place), place, stage)
-        with _recorded(_reduced(config), stage, first) as trial:
-            spec = _spec(_reduced(config), stage, machine, trial, source)
+        staged = _stored_at_home(config)
+        with _recorded(staged, stage, first) as trial:
+            spec = _spec(staged, stage, machine, trial, source)
             ended = _in_this_process(spec) if spec.is_class else _as_a_script(spec, runner_environment(stage))
         records = Records(stage.database)
         return Rehearsal(first.hparams, ended, records.history(trial.id), len(records.checkpoints()))
@@ -85,12 +87,15 @@ def _stage() -> Iterator[Home]:
         yield Home(pathlib.Path(folder))
 
 
-def _reduced(config: ExperimentConfig) -> ExperimentConfig:
-    """Return a config for one process that leaves nothing behind."""
+def _on_one_slot(config: ExperimentConfig) -> ExperimentConfig:
     tree = config.to_dict()
-    tree["checkpoint_storage"] = {}
     tree["resources"]["slots_per_trial"] = 1
     return from_map(tree)
+
+
+def _stored_at_home(config: ExperimentConfig) -> ExperimentConfig:
+    """Return a config by which checkpoints go to the home folder, and vanish with it."""
+    return from_map({**config.to_dict(), "checkpoint_storage": {}})
 
 
 def _brought(uuid: str | None, place: Home, stage: Home) -> str | None:

@@ -39,6 +39,8 @@ from determined.pytorch._trial import PyTorchTrial, overrides
 from determined.pytorch._validation import Validation
 from determined.pytorch._workers import explained_lack_of_shared_memory, prepare_workers
 
+_TEST_NOTE = "Test mode trains and validates one batch only: code that needs more than one batch fails here."
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FitSettings:
@@ -95,7 +97,7 @@ def run(trial: PyTorchTrial, context: PyTorchTrialContext, settings: FitSettings
     callbacks = Callbacks(trial.build_callbacks())
     _take_over_seed(context, saved)
     scope = _trial_scope(callbacks, progress.batches_trained, saved.uuid if saved else None)
-    with _run_scope(context), scope, explained_lack_of_shared_memory():
+    with _run_scope(context), _test_noted(settings, progress), scope, explained_lack_of_shared_memory():
         _train(trial, context, settings, callbacks, progress, saved)
 
 
@@ -274,6 +276,18 @@ def _shut_down(callbacks: Callbacks) -> list[Exception]:
         except Exception as failure:
             failures.append(failure)
     return failures
+
+
+@contextlib.contextmanager
+def _test_noted(settings: FitSettings, progress: Progress) -> Iterator[None]:
+    """Add to an error after the only batch of a test that there was only one: reducers and assertions may need more."""
+    before = progress.batches_trained
+    try:
+        yield
+    except Exception as error:
+        if settings.test_mode and (progress.batches_trained > before or settings.step_zero_validation):
+            error.add_note(_TEST_NOTE)
+        raise
 
 
 def _note_failures(error: BaseException, failures: list[Exception]) -> None:

@@ -133,8 +133,8 @@ class InlineExecutor:
 
 
 def _ended(spec: RunSpec, status: int, begun: bool, trace: str, started: float) -> Ended:
-    lines = tuple(trace.splitlines()[-_LAST_LINES:])
-    message = gist(trace.splitlines())
+    lines = trace.splitlines()
+    message = gist(lines)
     if not begun:
         reason = EndReason.NOT_STARTED
     elif spec.files.invalid_hp.exists():
@@ -143,7 +143,7 @@ def _ended(spec: RunSpec, status: int, begun: bool, trace: str, started: float) 
         reason = EndReason.STOPPED
     else:
         reason = EndReason.FAILED if status else EndReason.COMPLETED
-    return Ended.of(spec, reason, message, status=status, last_lines=lines, started=started)
+    return Ended.of(spec, reason, message, status=status, last_lines=tuple(lines[-_LAST_LINES:]), started=started)
 
 
 @contextlib.contextmanager
