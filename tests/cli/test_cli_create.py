@@ -237,6 +237,12 @@ def test_a_script_that_fails_its_test_has_status_1(lab: Lab, entrypoint: Any, sa
     assert says in result.stderr
 
 
+def test_a_startup_hook_that_fails_in_a_test_is_named(lab: Lab) -> None:
+    (lab.code / "startup-hook.sh").write_text("exit 3\n")
+    result = lab.det("e", "create", lab.config(), lab.code, "--local", "--test")
+    assert (result.exit_code, "the test failed: startup-hook.sh exited with status 3" in result.stderr) == (1, True)
+
+
 def test_trainings_of_scripts_are_one_batch_in_a_test(lab: Lab) -> None:
     (lab.code / "train.py").write_text(
         "from determined import pytorch\n"

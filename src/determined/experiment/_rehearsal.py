@@ -25,6 +25,7 @@ from determined.experiment._trials import OpenTrial
 from determined.experiment.config import ExperimentConfig, from_map
 from determined.experiment.executors import Ended, EndReason, InlineExecutor, RunSpec
 from determined.experiment.executors._environment import base_environment, run_environment
+from determined.experiment.executors._hook import run_hook
 from determined.experiment.executors._programs import command_of
 from determined.experiment.search import Began, Create, Search
 from determined.tracking import (
@@ -144,8 +145,11 @@ def _in_this_process(spec: RunSpec) -> Ended:
 
 
 def _as_a_script(spec: RunSpec, variables: Mapping[str, str]) -> Ended:
-    environment = run_environment(base_environment(variables), spec)
     spec.folder.mkdir(parents=True)
+    try:
+        environment = run_hook(spec, run_environment(base_environment(variables), spec))
+    except RuntimeError as error:
+        return Ended.of(spec, EndReason.FAILED, str(error))
     try:
         status = subprocess.run(command_of(spec), cwd=spec.code, env=environment, check=False).returncode
     except (OSError, ValueError) as error:

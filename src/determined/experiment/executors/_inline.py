@@ -15,6 +15,7 @@ from determined._import import import_from_path
 from determined.experiment.executors._ends import end_on_file
 from determined.experiment.executors._environment import base_environment, run_environment
 from determined.experiment.executors._files import write_json
+from determined.experiment.executors._hook import run_hook
 from determined.experiment.executors._output import gist
 from determined.experiment.executors._spec import Ended, EndReason, RunSpec
 
@@ -120,7 +121,8 @@ class InlineExecutor:
         status, begun, trace = 0, False, ""
         try:
             spec.folder.mkdir(parents=True, exist_ok=True)
-            with _as_if_started(spec, run_environment(self._base, spec)):
+            environment = run_hook(spec, run_environment(self._base, spec))
+            with _as_if_started(spec, environment):
                 load_class(entrypoint)
                 begun = True
                 train(entrypoint)

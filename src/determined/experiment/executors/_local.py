@@ -156,7 +156,7 @@ class LocalExecutor:
                 self._server = server = WarmProcess(environment, libraries_of(spec.code))
                 self._events.register(server.control, selectors.EVENT_READ, self._let_go_of_server)
             try:
-                self._server.fork_keeper(link, of_class=spec.is_class)
+                self._server.fork_keeper(link, of_class=spec.is_class and not spec.has_startup_hook)
             except ConnectionError:  # it was killed
                 self._let_go_of_server()
             else:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from determined.experiment.executors._beginning import Beginning
+from determined.experiment.executors._ending import show
+from determined.experiment.executors._hook import run_hook
 from determined.experiment.executors._spec import RunSpec
 from determined.launch._command import MODULE
 
@@ -23,9 +25,10 @@ _OURS = ("determined", "__main__")
 def is_warm(spec: RunSpec) -> bool:
     """Say whether a class entrypoint can run in a process forked from this one.
 
-    It cannot if the program has a module that would take the place of one that is loaded here.
+    It cannot if the program has a module that would take the place of one that is loaded here, or a startup hook, which
+    may change variables and packages that are loaded here.
     """
-    if _HARNESS not in sys.modules:
+    if _HARNESS not in sys.modules or spec.has_startup_hook:
         return False
     loaded = {name.partition(".")[0] for name in sys.modules}.difference(_OURS)
     return not any(_module_name(entry) in loaded for entry in spec.code.iterdir())
@@ -43,8 +46,14 @@ def command_of(spec: RunSpec) -> list[str]:
     return [sys.executable, "-m", MODULE, *ranks, "--", "--trial", spec.entrypoint]
 
 
-def execute(command: list[str], folder: pathlib.Path, environment: Mapping[str, str], beginning: Beginning) -> NoReturn:
-    """Become another program."""
+def execute(spec: RunSpec, environment: Mapping[str, str], beginning: Beginning) -> NoReturn:
+    """Run the startup hook, then become the program of an entrypoint."""
+    try:
+        environment = run_hook(spec, environment)
+    except RuntimeError as error:
+        show(error)
+        os._exit(1)
+    command, folder = command_of(spec), spec.code
     # What Python ignores, other programs expect to be killed by.
     for which in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(which, signal.SIG_DFL)

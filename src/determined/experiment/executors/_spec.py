@@ -14,6 +14,9 @@ from determined._home import RunFolder
 if TYPE_CHECKING:
     from determined.tracking import RunProcess
 
+STARTUP_HOOK = "startup-hook.sh"
+"""A script of the program that bash runs before each run of a trial."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
@@ -45,6 +48,11 @@ class RunSpec:
     def is_class(self) -> bool:
         """Whether the entrypoint is a trial class."""
         return isinstance(self.entrypoint, str) and is_class_entrypoint(self.entrypoint)
+
+    @property
+    def has_startup_hook(self) -> bool:
+        """Whether the program has a script to run first."""
+        return (self.code / STARTUP_HOOK).is_file()
 
     @property
     def files(self) -> RunFolder:

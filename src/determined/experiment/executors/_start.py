@@ -10,7 +10,7 @@ from typing import Any
 
 from determined.experiment.executors._environment import rank_environment
 from determined.experiment.executors._fresh import train_class
-from determined.experiment.executors._programs import Body, command_of, execute, is_warm
+from determined.experiment.executors._programs import Body, execute, is_warm
 from determined.experiment.executors._spec import RunSpec
 
 
@@ -29,8 +29,7 @@ def start_of(spec: RunSpec, environment: Mapping[str, str]) -> Start:
     if not spec.code.is_dir():
         raise FileNotFoundError(f"the code folder {spec.code} is not there")
     if not (spec.is_class and is_warm(spec)):
-        command = command_of(spec)
-        return Start([functools.partial(execute, command, spec.code, environment)], lambda: None)
+        return Start([functools.partial(execute, spec, environment)], lambda: None)
     if spec.ranks == 1:
         return Start([functools.partial(train_class, spec, environment)], lambda: None)
     return _ranks(spec, environment)
