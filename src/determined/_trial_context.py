@@ -12,6 +12,8 @@ from typing import Any, Self
 from determined import core
 from determined.errors import MisuseError
 
+_RANGES = ("int", "double", "log", "categorical")
+
 
 class TrialContext:
     """The base of trial contexts: facts about the trial, and its place among the ranks."""
@@ -127,6 +129,6 @@ def constant_hparams(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
             values[name] = given
         elif given.get("type") == "const":
             values[name] = given["val"]
-        elif not isinstance(given.get("type"), str):  # a map of others, one of which may be called so
+        elif given.get("type") not in _RANGES:  # a map of others, one of which may be called so
             values[name] = constant_hparams(given)
     return values

@@ -243,10 +243,17 @@ def test_context_from_a_config_has_its_constant_hparams() -> None:
             "depth": {"type": "int", "minval": 1, "maxval": 2},
             "net": {"kind": "a"},
             "optimizer": {"type": {"type": "const", "val": "sgd"}},
+            "loss": {"type": "focal", "gamma": 2},
         }
     }
     context = det.TrialContext.from_config(config)
-    assert context.get_hparams() == {"lr": 0.1, "width": 3, "net": {"kind": "a"}, "optimizer": {"type": "sgd"}}
+    assert context.get_hparams() == {
+        "lr": 0.1,
+        "width": 3,
+        "net": {"kind": "a"},
+        "optimizer": {"type": "sgd"},
+        "loss": {"type": "focal", "gamma": 2},
+    }
     assert context.get_experiment_config() == config
 
 

@@ -63,7 +63,9 @@ class Runner:
         self._executor = executor
         self._runs = runs
         self._trials = OpenTrials()
-        self._fatal_patterns = {one.pattern for one in config.log_policies if one.action == "cancel_retries"}
+        self._fatal_patterns = {
+            one.pattern for one in config.log_policies if one.pattern and one.action == "cancel_retries"
+        }
         self._control = ledger.control()
         self._ending: Ending | None = None
         self._end: RunState | None = None

@@ -62,7 +62,7 @@ class Runs:
             threads=self._machine.threads,
             gpus=self._machine.gpus_of(slots),
             patience=float(config.preemption_timeout),
-            patterns=[policy.pattern for policy in config.log_policies],
+            patterns=[policy.pattern for policy in config.log_policies if policy.pattern is not None],
         )
 
     def _info(self, trial: OpenTrial, slots: list[int], checkpoint: str | None, steps: int) -> ClusterInfo:

@@ -201,11 +201,14 @@ LENGTHS = [
 HYPERPARAMETERS = [
     Bad("hyperparameters: [1]", 1, "hyperparameters", "it is not a map of keys and values"),
     Bad(
-        "hyperparameters:\n  a: {type: itn}", 2, "hyperparameters.a.type", '"itn": it is not one of const, int, double'
+        "hyperparameters:\n  a: {type: itn, minval: 1}",
+        2,
+        "hyperparameters.a.type",
+        '"itn": it is not one of const, int, double',
     ),
-    Bad("hyperparameters: {a: {type: itn}}", 1, "hyperparameters.a.type", "Did you mean int?"),
-    Bad("hyperparameters: {a: {type: adam, lr: 1}}", 1, "hyperparameters.a.type", "type: {type: const, val: adam}"),
-    Bad("hyperparameters: {a: {type: 3}}", 1, "hyperparameters.a.type", "3: it is not one of"),
+    Bad("hyperparameters: {a: {type: itn, maxval: 3}}", 1, "hyperparameters.a.type", "Did you mean int?"),
+    Bad("hyperparameters: {a: {type: adam, base: 1}}", 1, "hyperparameters.a.type", "type: {type: const, val: adam}"),
+    Bad("hyperparameters: {a: {type: 3, vals: [1]}}", 1, "hyperparameters.a.type", "3: it is not one of"),
     Bad("hyperparameters: {a: {type: const}}", 1, "hyperparameters.a.val", "it is required"),
     Bad(
         "hyperparameters: {a: {type: const, val: 1, vals: 1}}",
@@ -317,6 +320,7 @@ SECTIONS = [
         "log_policies[1].pattern",
         "not a regular expression (missing )",
     ),
+    Bad("log_policies: [{action: cancel_retries}]", 1, "log_policies[0].pattern", "it is required"),
     Bad("log_policies: [{pattern: a, action: cancel}]", 1, "log_policies[0].action", "Did you mean cancel_retries?"),
     Bad("log_policies: [{action: cancel_retries}]", 1, "log_policies[0].pattern", "it is required"),
     Bad("log_policies: [a]", 1, "log_policies[0]", '"a": it is not a map of keys and values'),

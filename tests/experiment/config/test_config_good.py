@@ -212,11 +212,13 @@ def test_hyperparameter_may_be_called_type() -> None:
       type: adam
       optimizer: {type: {type: const, val: sgd}, lr: 0.1}
       scheduler: {type: {type: categorical, vals: [a, b]}}
+      net: {type: resnet, depth: {type: int, minval: 1, maxval: 9}}
     """
     assert parse(text).hyperparameters == {
         "type": Const(val="adam"),
         "optimizer": {"type": Const(val="sgd"), "lr": Const(val=0.1)},
         "scheduler": {"type": Categorical(vals=["a", "b"])},
+        "net": {"type": Const(val="resnet"), "depth": Int(minval=1, maxval=9)},
     }
 
 

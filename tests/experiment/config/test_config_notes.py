@@ -93,6 +93,10 @@ def test_action_of_a_log_policy_may_be_a_map() -> None:
     assert made.log_policies[0].action == "cancel_retries"
 
 
+def test_log_policy_with_a_name_only_is_said_to_have_no_effect() -> None:
+    assert config(log_policies=[{"name": "CUDA OOM"}]).notes == ("Without effect here: log_policies[0].name.",)
+
+
 def test_variables_for_gpus_are_those_for_cuda() -> None:
     made = config(environment={"environment_variables": {"gpu": ["A=1"], "cpu": ["A=2"]}})
     assert made.environment.variables("cuda") == {"A": "1"}

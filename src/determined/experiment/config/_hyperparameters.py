@@ -97,19 +97,23 @@ class Categorical(Section):
 
 Hyperparameter = Const | Int | Double | Log | Categorical
 KINDS = (Const, Int, Double, Log, Categorical)
+_TYPES = {kind.model_fields["type"].default for kind in KINDS}
+_KEYS = {name for kind in KINDS for name in kind.model_fields} - {"type"}
 # No text under `type` can be equal to it.
 _NESTED = tagged(tagged("nested"))
 
 
 def _kind(value: Any) -> str | None:
-    """Return the mark of what a value in a map of hyperparameters is; None if its `type` says nothing usable."""
+    """Return the mark of what a value in a map of hyperparameters is; None if its `type` is not a string."""
     if isinstance(value, KINDS):
         return tagged(value.type)
     if not isinstance(value, Mapping):
         return tagged("const")
     kind = value.get("type")
-    # A map under `type` is itself a hyperparameter, of that name, in a nested map.
-    if kind is None or isinstance(kind, Mapping | Section):
+    # A program may have a hyperparameter of its own called `type`, such as that of an optimizer. Beside a key of ours,
+    # such as `minval`, an unknown type is a mistake.
+    is_known = isinstance(kind, str) and kind in _TYPES
+    if kind is None or isinstance(kind, Mapping | Section) or not (is_known or _KEYS & value.keys()):
         return _NESTED
     return tagged(kind) if isinstance(kind, str) else None
 

@@ -49,12 +49,13 @@ _HYPERPARAMETERS = """\
 Names are free. What stands under a name is
 
 - a constant, if it is no map: `lr: 0.1`;
-- a constant, range or choice, if it is a map with a text under `type`: see below;
+- a constant, range or choice, if it is a map with one of the words below under `type`;
 - a map of further hyperparameters, if it is any other map: `net: {depth: 3, act: {type: categorical, vals: [a, b]}}`.
 
-So inside such a map a hyperparameter called `type` is written `type: {type: const, val: adam}`; directly below
-`hyperparameters`, where nothing else can be meant, `type: adam` will do. A map as constant value is written
-`{type: const, val: {a: 1}}`. `global_batch_size` must be a whole number, or a range or choice of such numbers.
+A hyperparameter of yours may be called `type`: `optimizer: {type: adam, lr: 0.1}`. If its value is one of those words, or
+a key such as `minval` or `val` stands beside it, write `type: {type: const, val: log}`. A map as constant value is
+written `{type: const, val: {a: 1}}`. `global_batch_size` must be a whole number, or a range or choice of such
+numbers.
 """
 _STORAGE = """\
 Without `type`, checkpoints are kept in the home folder. When an experiment has ended, those stay that these keys ask

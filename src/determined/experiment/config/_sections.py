@@ -95,8 +95,13 @@ class LogPolicy(Section):
 
     name: Annotated[Text | None, Field(description="What people call it.", examples=["out of memory"])] = None
     pattern: Annotated[
-        Text, Field(description="A regular expression, searched for in every line.", examples=["CUDA out of memory"])
-    ]
+        Text | None,
+        Field(
+            description="A regular expression, searched for in every line. A policy with a `name` and no pattern "
+            "changed a default policy of a cluster; there are none here, so it has no effect.",
+            examples=["CUDA out of memory"],
+        ),
+    ] = None
     action: Annotated[
         Literal["cancel_retries", "exclude_node"] | None,
         Field(
@@ -107,7 +112,11 @@ class LogPolicy(Section):
     ] = None
 
     def breaches(self) -> Iterator[Breach]:
-        """Yield that the pattern is none."""
+        """Yield that there is no pattern, or that it is not a regular expression."""
+        if self.pattern is None:
+            if self.name is None:
+                yield Breach(("pattern",), "it is required", "Write, for example, pattern: CUDA out of memory.")
+            return
         try:
             re.compile(self.pattern)
         except (re.error, OverflowError, RecursionError) as error:
@@ -116,8 +125,10 @@ class LogPolicy(Section):
             )
 
     def inert_keys(self) -> Iterator[Path]:
-        """Yield an action that only a cluster can take."""
-        if self.action == "exclude_node":
+        """Yield what only a cluster can do."""
+        if self.pattern is None:
+            yield ("name",)
+        elif self.action == "exclude_node":
             yield ("action",)
 
 
