@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import yaml
 
 from determined import tracking
 from determined._version import VERSION
@@ -66,6 +67,35 @@ def test_nouns_answer_to_their_first_letter(det: Det, finished: Any, short: str,
 
 def test_the_trial_noun_answers_to_its_first_letter(det: Det, finished: Any) -> None:
     assert det("t", "describe", 1).stdout == det("trial", "describe", 1).stdout != ""
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ("exp ls", "experiment list"),
+        ("e desc 1", "experiment describe 1"),
+        ("e lt 1", "experiment list-trials 1"),
+        ("e lc 1", "experiment list-checkpoints 1"),
+        ("t lt 1", "trial list 1"),
+        ("t desc 1", "trial describe 1"),
+        ("c ls", "checkpoint list"),
+        ("m ls", "model list"),
+    ],
+)
+def test_verbs_have_short_names(det: Det, finished: Any, short: str, long: str) -> None:
+    result = det(*short.split())
+    assert (result.exit_code, result.output) == (0, det(*long.split()).output)
+
+
+def test_a_master_is_ignored_with_a_warning(det: Det, finished: Any) -> None:
+    result = det("-m", "http://localhost:8080", "-u", "me", "e", "ls", "--json")
+    assert [one["id"] for one in json.loads(result.stdout)] == [1]
+    assert result.stderr == "Warning: --master and --user have no effect: experiments run on this machine.\n"
+
+
+def test_a_config_is_printed_as_yaml_without_secrets(det: Det, finished: Any) -> None:
+    config = yaml.safe_load(det("e", "config", 1).stdout)
+    assert config == {"searcher": {"metric": "val_loss"}, "data": {"secrets": {"token": "********"}}}
 
 
 def test_an_experiment_is_described_with_all_it_takes_to_repeat_it(det: Det, finished: Any, home: pathlib.Path) -> None:

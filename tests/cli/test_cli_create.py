@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tarfile
 from typing import Any
 
 import pytest
@@ -24,6 +25,14 @@ def test_an_experiment_is_created_paused_over_a_copy_of_the_program(lab: Lab) ->
     assert lab.state(1) == "PAUSED"
     copied = lab.home / "experiments" / "1" / "code" / "train.py"
     assert copied.read_text() == (lab.code / "train.py").read_text()
+
+
+def test_a_program_is_downloaded_with_what_was_included(lab: Lab) -> None:
+    (lab.folder / "extra.txt").write_text("more")
+    lab.succeeds("e", "create", lab.config(), lab.code, "-i", lab.folder / "extra.txt", "--paused")
+    lab.succeeds("e", "download-model-def", 1, "--output-dir", lab.folder / "out")
+    with tarfile.open(lab.folder / "out" / "experiment_1_model_def.tgz") as archive:
+        assert {"./train.py", "./extra.txt"} <= set(archive.getnames())
 
 
 def test_values_of_the_config_are_replaced_by_options(lab: Lab) -> None:

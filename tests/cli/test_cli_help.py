@@ -43,11 +43,11 @@ def test_help_has_an_example_of_that_very_command(det: Det, command: tuple[str, 
 
 EXPERIMENT = """
     create list describe logs list-trials list-checkpoints pause activate cancel kill wait continue archive unarchive
-    delete download plot label set
+    delete download plot label set config download-model-def
 """
 VERBS = {
     "experiment": EXPERIMENT,
-    "trial": "describe logs download kill plot",
+    "trial": "list describe logs download kill plot",
     "checkpoint": "list describe download delete consolidate",
     "model": "create list describe register-version list-versions",
     "tensorboard": "start",

@@ -67,6 +67,28 @@ def test_later_changes_do_not_reach_the_snapshot(folder: pathlib.Path, destinati
     assert (destination / "train.py").read_text() == "train.py"
 
 
+@pytest.mark.parametrize(
+    ("include", "words"), [("absent", "There is no file or folder"), ("other/train.py", "has a 'train.py' already")]
+)
+def test_what_cannot_be_included_is_named(
+    folder: pathlib.Path, destination: pathlib.Path, include: str, words: str
+) -> None:
+    make(folder, "train.py")
+    make(folder.parent, "other/train.py")
+    with pytest.raises(errors.InvalidExperimentException, match=words):
+        take(folder, destination, [folder.parent / include])
+    assert not destination.exists()
+
+
+def test_what_is_included_counts_for_the_size(folder: pathlib.Path, destination: pathlib.Path) -> None:
+    make(folder, "train.py")
+    large = folder.parent / "large.bin"
+    with large.open("wb") as file:
+        file.truncate(LIMIT)
+    with pytest.raises(errors.InvalidExperimentException, match=r"too large.*\n.*\n.*large\.bin"):
+        take(folder, destination, [large])
+
+
 def test_modes_and_times_are_kept(folder: pathlib.Path, destination: pathlib.Path) -> None:
     make(folder, "run.sh", "plain.txt")
     (folder / "run.sh").chmod(0o750)

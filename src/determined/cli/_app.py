@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -55,11 +55,17 @@ for _noun, _commands in (
 ):
     app.add_typer(_commands, name=_noun)
     app.add_typer(_commands, name=_noun[0], hidden=True)
+app.add_typer(experiment.app, name="exp", hidden=True)
 app.add_typer(tensorboard.app, name="tensorboard")
 
 
 @app.callback()
-def _prepare() -> None:
+def _prepare(
+    master: Annotated[str | None, typer.Option("--master", "-m", metavar="URL", hidden=True)] = None,
+    user: Annotated[str | None, typer.Option("--user", "-u", metavar="NAME", hidden=True)] = None,
+) -> None:
+    if master is not None or user is not None:
+        typer.echo("Warning: --master and --user have no effect: experiments run on this machine.", err=True)
     # A terminal or pipe that cannot show a character gets its escape instead of an exception.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

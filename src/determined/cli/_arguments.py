@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
@@ -25,9 +26,19 @@ Overrides = Annotated[
 ]
 
 
-def add(app: typer.Typer, function: Callable[..., Any], name: str | None = None, *, example: str) -> None:
-    """Make a function a command, with an example at the end of its help."""
+Include = Annotated[
+    list[pathlib.Path] | None,
+    typer.Option("--include", "-i", metavar="PATH", help="Copy this file or folder as well; can be repeated."),
+]
+
+
+def add(
+    app: typer.Typer, function: Callable[..., Any], name: str | None = None, *, example: str, short: str | None = None
+) -> None:
+    """Make a function a command, with an example at the end of its help; a short name is not listed."""
     app.command(name, epilog=f"Example: {example}")(function)
+    if short is not None:
+        app.command(short, epilog=f"Example: {example}", hidden=True)(function)
 
 
 def _quietly(found: Callable[[tracking.Records], Iterator[tuple[str, str]]]) -> Callable[[str], list[tuple[str, str]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import typer
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from determined.experiment.config import ExperimentConfig
 
 
-def try_out(config: ExperimentConfig, folder: pathlib.Path) -> None:
+def try_out(config: ExperimentConfig, folder: pathlib.Path, includes: Iterable[pathlib.Path]) -> None:
     """Train one batch of one trial and say what came of it; exit status 1 if it failed."""
     from determined.experiment._rehearsal import first_trial, rehearse
 
@@ -32,7 +33,7 @@ def try_out(config: ExperimentConfig, folder: pathlib.Path) -> None:
     if (slots := config.resources.slots_per_trial) > 1:
         typer.echo(f"The test runs on one slot; resources.slots_per_trial: {slots} is ignored.")
     began = time.monotonic()
-    result = rehearse(config, folder, first)
+    result = rehearse(config, folder, first, includes)
     _say(result, time.monotonic() - began)
 
 

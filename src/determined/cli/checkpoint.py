@@ -117,8 +117,8 @@ def consolidate(
     typer.echo(f"The whole checkpoint is in {_output.plain(target)}")
 
 
-add(app, list_checkpoints, "list", example="det checkpoint list 3 --csv")
-add(app, describe, example="det checkpoint describe 169787e6")
+add(app, list_checkpoints, "list", example="det checkpoint list 3 --csv", short="ls")
+add(app, describe, example="det checkpoint describe 169787e6", short="desc")
 add(app, download, example="det checkpoint download 169787e6 --output-dir best")
 add(app, delete, example="det checkpoint delete 169787e6")
 add(app, consolidate, example="det checkpoint consolidate 169787e6 whole")

@@ -119,7 +119,7 @@ def _metadata(pairs: list[str] | None) -> dict[str, str]:
 
 
 add(app, create, example='det model create digits --description "reads digits"')
-add(app, list_models, "list", example="det model list --json")
-add(app, describe, example="det model describe digits")
+add(app, list_models, "list", example="det model list --json", short="ls")
+add(app, describe, example="det model describe digits", short="desc")
 add(app, register_version, "register-version", example="det model register-version digits 169787e6")
-add(app, list_versions, "list-versions", example="det model list-versions digits")
+add(app, list_versions, "list-versions", example="det model list-versions digits", short="lv")

@@ -13,6 +13,7 @@ from determined.experiment import wording
 from . import _logs, _output, _plot
 from ._arguments import Csv, Json, TrialId, add
 from .checkpoint import copy_to
+from .experiment._listing import list_trials
 
 app = typer.Typer(help="Trials: one training with one set of hyperparameters.", no_args_is_help=True)
 
@@ -185,7 +186,8 @@ def kill(id: TrialId) -> None:
     typer.echo(f"Trial {id} is killed.")
 
 
-add(app, describe, example="det trial describe 7 --metrics --csv")
+add(app, list_trials, "list", example="det trial list 3 --best", short="lt")
+add(app, describe, example="det trial describe 7 --metrics --csv", short="desc")
 add(app, logs, example="det trial logs 7 --follow --tail 20")
 add(app, plot, example="det trial plot 7 --output curves.svg")
 add(app, download, example="det trial download 7 --output-dir best")

@@ -11,7 +11,7 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from determined import errors
@@ -60,17 +60,25 @@ class _Entry:
         return self.status.st_size if self.target is None and not self.is_folder else 0
 
 
-def take(folder: str | os.PathLike[str], destination: pathlib.Path) -> Snapshot:
+def take(
+    folder: str | os.PathLike[str],
+    destination: pathlib.Path,
+    includes: Iterable[str | os.PathLike[str]] = (),
+) -> Snapshot:
     """Copy a program's folder to a place that is not there yet; it is there whole or not at all.
 
     Left out is what `.detignore` says, in the syntax of `.gitignore`, what no program needs, such as .git and virtual
     environments, and the home folder. Links stay links if they point into the folder, or to nothing; others are
-    followed. The limit is 95 MB.
+    followed. `includes` are further files and folders, which get their own names in the copy. The limit is 95 MB.
     """
     root = pathlib.Path(folder)
     if not root.is_dir():
         raise errors.InvalidExperimentException(f"There is no folder {str(root)!r} to take the program from.")
     entries = _Survey(root, destination).entries()
+    for include in includes:
+        entries += _included(pathlib.Path(include), destination, {entry.path for entry in entries})
+    if (size := sum(entry.size for entry in entries)) > LIMIT:
+        raise errors.InvalidExperimentException(_too_large(str(root), entries, size, is_complete=True))
     destination.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     for left in destination.parent.glob(f".{destination.name}.*.partial"):  # of a process that was killed
         shutil.rmtree(left, ignore_errors=True)
@@ -85,6 +93,22 @@ def take(folder: str | os.PathLike[str], destination: pathlib.Path) -> Snapshot:
     _write_out(destination.parent)
     files = [entry for entry in entries if not entry.is_folder]
     return Snapshot(len(files), sum(entry.size for entry in files))
+
+
+def _included(path: pathlib.Path, destination: pathlib.Path, taken: set[str]) -> list[_Entry]:
+    """Return what to copy of a file or folder beside the program's folder."""
+    source = path.resolve()
+    if not source.is_dir() and not source.is_file():
+        raise errors.InvalidExperimentException(f"There is no file or folder {str(path)!r} to include.")
+    if source.name in taken:
+        raise errors.InvalidExperimentException(
+            f"{str(path)!r} cannot be included: the program has a {source.name!r} already; rename one of them."
+        )
+    top = _Entry(source.name, str(source), source.stat())
+    if not top.is_folder:
+        return [top]
+    inner = _Survey(source, destination).entries()
+    return [top, *(dataclasses.replace(entry, path=f"{source.name}/{entry.path}") for entry in inner)]
 
 
 class _Survey:

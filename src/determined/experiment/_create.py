@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 import uuid
+from collections.abc import Iterable
 
 from determined import errors, storage
 from determined._home import Home, home
@@ -20,17 +21,21 @@ from determined.tracking import Desired, ExperimentDescription, Ledger
 def create(
     config: ExperimentConfig,
     folder: str | os.PathLike[str],
+    includes: Iterable[str | os.PathLike[str]] = (),
     *,
     paused: bool = False,
     at: Home | None = None,
     slots: int | None = None,
 ) -> int:
-    """Record an experiment over the program in a folder, which is copied, and return its id. Nothing runs yet."""
+    """Record an experiment over the program in a folder, which is copied, and return its id. Nothing runs yet.
+
+    `includes` are files and folders to copy beside what is in the folder.
+    """
     place = at or home()
     check(config, folder, place, this_machine(slots))
     config = pinned(config, place)
     staging = place.path / "experiments" / f"new-{uuid.uuid4().hex}"
-    _code.take(pathlib.Path(folder), staging)
+    _code.take(pathlib.Path(folder), staging, includes)
     try:
         with Ledger.create(place.database, _described(config, paused)) as ledger:
             target = place.code(ledger.experiment_id)

@@ -9,7 +9,7 @@ import pathlib
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from determined import errors
@@ -61,7 +61,11 @@ def first_trial(config: ExperimentConfig, folder: str | os.PathLike[str]) -> Cre
 
 
 def rehearse(
-    config: ExperimentConfig, folder: str | os.PathLike[str], first: Create, at: Home | None = None
+    config: ExperimentConfig,
+    folder: str | os.PathLike[str],
+    first: Create,
+    includes: Iterable[str | os.PathLike[str]] = (),
+    at: Home | None = None,
 ) -> Rehearsal:
     """Train one batch of a trial; nothing of it stays.
 
@@ -71,7 +75,7 @@ def rehearse(
     config = _on_one_slot(config)
     check(config, folder, place, machine)
     with _stage() as stage:
-        _code.take(pathlib.Path(folder), stage.code(1))
+        _code.take(pathlib.Path(folder), stage.code(1), includes)
         source = _brought(source_checkpoint(config, place), place, stage)
         staged = _stored_at_home(config)
         with _recorded(staged, stage, first) as trial:

@@ -14,13 +14,26 @@ _set = typer.Typer(help="Change what an experiment is called, and what it may us
 
 add(app, _create.create, example="det experiment create adaptive.yaml . --follow")
 add(app, _create.continue_experiment, "continue", example="det experiment continue 3 --follow")
-add(app, _listing.list_experiments, "list", example="det experiment list --limit 10")
-add(app, _listing.describe, example="det experiment describe 3")
-add(app, _listing.list_trials, "list-trials", example="det experiment list-trials 3 --best")
-add(app, _listing.list_checkpoints, "list-checkpoints", example="det experiment list-checkpoints 3 --best")
+add(app, _listing.list_experiments, "list", example="det experiment list --limit 10", short="ls")
+add(app, _listing.describe, example="det experiment describe 3", short="desc")
+add(app, _listing.print_config, "config", example="det experiment config 3 > again.yaml")
+add(app, _listing.list_trials, "list-trials", example="det experiment list-trials 3 --best", short="lt")
+add(
+    app,
+    _listing.list_checkpoints,
+    "list-checkpoints",
+    example="det experiment list-checkpoints 3 --best",
+    short="lc",
+)
 add(app, _output_of.logs, example="det experiment logs 3 --follow")
 add(app, _results.plot, example="det experiment plot 3 --output curves.png")
 add(app, _results.download, example="det experiment download 3 --top-n 2 --output-dir best")
+add(
+    app,
+    _results.download_model_def,
+    "download-model-def",
+    example="det experiment download-model-def 3 --output-dir programs",
+)
 add(app, _control.pause, example="det experiment pause 3")
 add(app, _control.activate, example="det experiment activate 3 --follow")
 add(app, _control.cancel, example="det experiment cancel 3")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from determined.cli import _output
-from determined.cli._arguments import ExperimentId, Follow, Overrides, Slots, complete_experiment
+from determined.cli._arguments import ExperimentId, Follow, Include, Overrides, Slots, complete_experiment
 
 from ._control import watch
 
@@ -23,6 +24,7 @@ def create(
     folder: Annotated[
         pathlib.Path | None, typer.Argument(metavar="DIR", help="The folder with the program, which is copied.")
     ] = None,
+    include: Include = None,
     follow: Follow = False,
     overrides: Overrides = None,
     paused: Annotated[bool, typer.Option("--paused", help="Do not start it; `activate` does.")] = False,
@@ -44,7 +46,8 @@ def create(
     if local != test:
         raise typer.BadParameter("--local and --test go together: give both, or neither.")
     if resume is not None:
-        _refuse(resume, CONFIG=config, DIR=folder, **{"--config": overrides, "--paused": paused, "--test": test})
+        given = {"--include": include, "--config": overrides, "--paused": paused, "--test": test}
+        _refuse(resume, CONFIG=config, DIR=folder, **given)
         _resume(resume, follow, slots)
         return
     if config is None or folder is None:
@@ -52,11 +55,13 @@ def create(
     if test:
         from determined.cli._try_out import try_out
 
-        try_out(_loaded(config, overrides), folder)
+        try_out(_loaded(config, overrides), folder, include or ())
         return
     if follow and paused:
         raise typer.BadParameter("--follow and --paused exclude each other; give one of them.")
-    _create(_loaded(config, overrides), folder, follow, paused, slots)
+    id = _created(_loaded(config, overrides), folder, include or (), paused, slots)
+    if not paused:
+        _start(id, follow, slots)
 
 
 def _refuse(id: int, **given: object) -> None:
@@ -82,15 +87,21 @@ def _loaded(path: pathlib.Path, overrides: list[str] | None) -> ExperimentConfig
     return config
 
 
-def _create(config: ExperimentConfig, folder: pathlib.Path, follow: bool, paused: bool, slots: int | None) -> None:
+def _created(
+    config: ExperimentConfig, folder: pathlib.Path, includes: Iterable[pathlib.Path], paused: bool, slots: int | None
+) -> int:
     from determined.experiment import _create as creating
-    from determined.experiment import _drive
 
-    id = creating.create(config, folder, paused=paused, slots=slots)
+    id = creating.create(config, folder, includes, paused=paused, slots=slots)
     typer.echo(f"Created experiment {id}, {_output.plain(config.name)} ({config.searcher.name}).")
     if paused:
         typer.echo(f"  det experiment activate {id}     lets it run")
-        return
+    return id
+
+
+def _start(id: int, follow: bool, slots: int | None) -> None:
+    from determined.experiment import _drive
+
     _drive.start(id, slots=slots)
     if follow:
         watch(id, from_start=True)

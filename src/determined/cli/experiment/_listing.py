@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from determined import _home, tracking
+from determined import _home, errors, tracking
 from determined.cli import _output
 from determined.cli._arguments import Csv, ExperimentId, Json
 from determined.cli.checkpoint import COLUMNS as CHECKPOINT_COLUMNS
@@ -108,6 +108,16 @@ def _fields(experiment: tracking.ExperimentRecord, trials: list[tracking.TrialRe
     }
     always = ("experiment", "name", "state", "progress", "started", "best validation")
     return {name: value for name, value in shown.items() if value not in (None, "") or name in always}
+
+
+def print_config(id: ExperimentId) -> None:
+    """Print the config of an experiment as YAML, with every default filled in and secrets masked."""
+    import yaml
+
+    config = _output.open_records().experiment(id).config
+    if config is None:
+        raise errors.TrackingException(f"experiment {id} is the run of a script, and was given no config.")
+    typer.echo(yaml.safe_dump(wording.masked(dict(config)), sort_keys=False, allow_unicode=True), nl=False)
 
 
 def _tensorboard_of_all(experiment: tracking.ExperimentRecord, trials: list[tracking.TrialRecord]) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pathlib
+import tarfile
 from typing import Annotated
 
 import typer
 
+from determined import _home, errors
 from determined.cli import _output, _plot
 from determined.cli._arguments import ExperimentId
 from determined.cli.checkpoint import copy_to
@@ -56,3 +58,19 @@ def download(
 
     for record in best_checkpoints(_output.open_records(), id, top_n, sort_by, smaller_is_better):
         copy_to(record, (output_dir or pathlib.Path("checkpoints")) / record.uuid)
+
+
+def download_model_def(
+    id: ExperimentId,
+    output_dir: Annotated[
+        pathlib.Path, typer.Option("--output-dir", "-o", help="The folder of the archive.")
+    ] = pathlib.Path(),
+) -> None:
+    """Copy the program of an experiment, as its trials run it, into an archive."""
+    if _output.open_records().experiment(id).is_local:
+        raise errors.TrackingException(f"experiment {id} is the run of a script, of whose program there is no copy.")
+    output_dir.mkdir(parents=True, exist_ok=True)
+    target = output_dir / f"experiment_{id}_model_def.tgz"
+    with tarfile.open(target, "w:gz") as archive:
+        archive.add(_home.home().code(id), arcname=".")
+    typer.echo(f"Wrote {_output.plain(target)}")

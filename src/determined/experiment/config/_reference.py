@@ -52,8 +52,8 @@ Names are free. What stands under a name is
 - a constant, range or choice, if it is a map with one of the words below under `type`;
 - a map of further hyperparameters, if it is any other map: `net: {depth: 3, act: {type: categorical, vals: [a, b]}}`.
 
-A hyperparameter of yours may be called `type`: `optimizer: {type: adam, lr: 0.1}`. If its value is one of those words, or
-a key such as `minval` or `val` stands beside it, write `type: {type: const, val: log}`. A map as constant value is
+A hyperparameter of yours may be called `type`: `optimizer: {type: adam, lr: 0.1}`. If its value is one of those words,
+or a key such as `minval` or `val` stands beside it, write `type: {type: const, val: log}`. A map as constant value is
 written `{type: const, val: {a: 1}}`. `global_batch_size` must be a whole number, or a range or choice of such
 numbers.
 """
