@@ -47,10 +47,11 @@ NAMES: dict[str, str] = {
     """,
     "determined.util": "chunks download_gcs_blob_with_backoff merge_dicts",
     "determined.experimental.client": """
-        Checkpoint CheckpointSortBy CheckpointState CheckpointTrainingMetadata Determined Experiment ExperimentSortBy
-        ExperimentState Model ModelSortBy ModelVersion OrderBy Trial TrialMetrics TrialSortBy TrialState
-        create_experiment create_model get_checkpoint get_experiment get_model get_trial list_experiments list_models
-        login
+        Checkpoint CheckpointSortBy CheckpointState CheckpointTrainingMetadata Determined DownloadMode Experiment
+        ExperimentSortBy ExperimentState Model ModelSortBy ModelVersion OrderBy Project Trial TrialMetrics TrialSortBy
+        TrialState Workspace create_experiment create_model create_workspace get_checkpoint get_experiment get_model
+        get_trial get_workspace iter_trials_metrics list_experiments list_models list_workspaces login
+        stream_trials_metrics stream_trials_training_metrics stream_trials_validation_metrics
     """,
     "determined.tensorboard": "EventFile current set_current summary_writer",
     "determined.experiment.config": """

@@ -87,6 +87,13 @@ def test_states_are_called_as_in_determined(known: None) -> None:
     assert client.get_trial(1).state is TrialState.COMPLETED
 
 
+def test_old_programs_compare_with_states_of_a_cluster(workshop: Workshop) -> None:
+    workshop.create(settings())
+    state = client.get_experiment(1).state
+    assert state is ExperimentState.RUNNING
+    assert state not in (ExperimentState.QUEUED, ExperimentState.DELETED)
+
+
 def test_a_config_that_was_given_is_a_copy(known: None) -> None:
     experiment = client.get_experiment(1)
     experiment.config["searcher"]["name"] = "changed"
@@ -120,6 +127,20 @@ def test_metrics_come_by_group_and_step(known: None) -> None:
     assert found[0].end_time.tzinfo is datetime.UTC
     assert list(trial.stream_metrics("validation")) == found
     assert {one.group for one in trial.iter_metrics()} == {"training", "validation"}
+
+
+def test_metrics_and_logs_have_their_older_names(known: None) -> None:
+    trial = client.get_trial(2)
+    training, validation = list(trial.iter_metrics("training")), list(trial.iter_metrics("validation"))
+    assert list(trial.stream_training_metrics()) == list(client.stream_trials_training_metrics([2])) == training
+    assert list(trial.stream_validation_metrics()) == list(client.stream_trials_validation_metrics([2])) == validation
+    assert list(client.get_trial(1).logs(tail=1)) == ["of rank 1\n"]
+
+
+def test_metrics_of_several_trials_come_by_trial(known: None) -> None:
+    found = list(client.iter_trials_metrics([2, 1], "validation"))
+    assert [(one.trial_id, one.steps_completed) for one in found] == [(id, n) for id in (2, 1) for n in (1, 2, 3)]
+    assert list(client.stream_trials_metrics([2, 1], "validation")) == found
 
 
 @pytest.mark.parametrize(
@@ -203,7 +224,7 @@ def test_a_checkpoint_can_be_downloaded(known: None, tmp_path: pathlib.Path, mon
     checkpoint = client.get_experiment(1).top_checkpoint()
     assert checkpoint.download() == str(tmp_path / "checkpoints" / checkpoint.uuid)
     assert checkpoint.download() == str(tmp_path / "checkpoints" / checkpoint.uuid)
-    chosen = pathlib.Path(checkpoint.download(tmp_path / "chosen"))
+    chosen = pathlib.Path(checkpoint.download(tmp_path / "chosen", mode=client.DownloadMode.MASTER))
     assert json.loads((chosen / "metadata.json").read_text())["steps_completed"] == 2
 
 
@@ -257,6 +278,10 @@ def test_experiments_can_be_filtered(known: None) -> None:
         (lambda: client.create_experiment("no/such.yaml"), "it cannot be read"),
         (lambda: client.create_experiment("searcher: {name: singel}"), "single"),
         (lambda: client.create_experiment(settings(), "no/such/folder"), "no/such/folder"),
+        (lambda: client.create_experiment(settings(), includes="utils.py"), r"pass a list .* \['utils.py'\]"),
+        (lambda: client.create_experiment(settings(), project_id=12), "projects are labels here"),  # type: ignore[arg-type]  # as on a cluster
+        (lambda: client.get_workspace(""), "at least one character"),
+        (lambda: client.get_trial(1).top_checkpoint().download(mode="fast"), "'fast' is not a valid DownloadMode"),
     ],
 )
 def test_mistakes_are_explained(known: None, wrong: object, words: str) -> None:
@@ -300,6 +325,26 @@ def test_people_can_say_what_they_like_of_an_experiment(workshop: Workshop) -> N
     assert experiment.reload().labels == {"x", "y"}
     with pytest.raises(errors.TrackingException, match="has no label 'a'"):
         experiment.remove_label("a")
+
+
+def test_projects_of_workspaces_are_labels(workshop: Workshop) -> None:
+    project = client.create_workspace("vision").create_project("digits")
+    made = client.create_experiment(settings(), workshop.code, project_id=project.id, paused=True)
+    assert (made.config["workspace"], made.config["project"], made.project_id) == ("vision", "digits", "vision/digits")
+    client.create_experiment(settings(), workshop.code, paused=True)
+    assert [one.id for one in client.list_experiments(project_id=project.id)] == [1]
+    assert [one.name for one in client.list_workspaces()] == ["vision"]
+    assert client.get_workspace("vision").list_projects() == [project]
+    assert client.get_workspace("vision").get_project("digits") == project
+
+
+def test_files_and_folders_can_be_included(workshop: Workshop, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "utils").mkdir()
+    for name in ("utils/tools.py", "data.csv"):
+        (tmp_path / name).write_text(name)
+    client.create_experiment(settings(), workshop.code, [tmp_path / "utils", tmp_path / "data.csv"], paused=True)
+    copy = workshop.home.code(1)
+    assert [(copy / name).read_text() for name in ("utils/tools.py", "data.csv")] == ["utils/tools.py", "data.csv"]
 
 
 def test_an_archived_experiment_is_not_listed(workshop: Workshop) -> None:

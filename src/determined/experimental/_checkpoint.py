@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import enum
 import os
 import pathlib
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,14 @@ from determined.tracking import Catalog, CheckpointRecord, Records
 
 if TYPE_CHECKING:
     from determined.pytorch import PyTorchTrial
+
+
+class DownloadMode(enum.Enum):
+    """By which way a cluster's checkpoint comes; here the files are on this machine, and all modes do the same."""
+
+    AUTO = "auto"
+    DIRECT = "direct"
+    MASTER = "master"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +110,12 @@ class Checkpoint:
         own = [report for report in reports if report.steps_completed == self.steps_completed]
         return _metrics.of_reports(self.trial_id, own)
 
-    def download(self, path: str | os.PathLike[str] | None = None) -> str:
+    def download(self, path: str | os.PathLike[str] | None = None, mode: DownloadMode | str = DownloadMode.AUTO) -> str:
         """Copy its files into a new or empty folder, by default `checkpoints/<uuid>`, and return the folder.
 
-        They are compared with what was saved. A folder that has them already is left as it is.
+        They are compared with what was saved. A folder that has them already is left as it is. All modes do the same.
         """
+        DownloadMode(mode)  # or ValueError
         from determined.experiment import control
 
         return str(control.download_checkpoint(self._record, path or pathlib.Path("checkpoints", self.uuid)))

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from determined import errors
 from determined._home import home
 from determined.experimental._checkpoint import Checkpoint
 from determined.experimental._experiment import Experiment
+from determined.experimental._metrics import TrialMetrics
 from determined.experimental._model import Model
 from determined.experimental._orders import ExperimentSortBy, ModelSortBy, OrderBy, checked, ordered, texts
 from determined.experimental._states import ExperimentState
 from determined.experimental._trial import Trial
+from determined.experimental._workspace import Workspace, labels_of, project_id_of, workspace_of, workspaces
 from determined.tracking import ExperimentRecord, Records, Registry
 
 if TYPE_CHECKING:
@@ -41,25 +43,33 @@ class Determined:
         self,
         config: str | os.PathLike[str] | Mapping[str, Any],
         model_dir: str | os.PathLike[str] | None = None,
+        includes: Iterable[str | os.PathLike[str]] | None = None,
         *,
+        project_id: str | None = None,
         paused: bool = False,
         slots: int | None = None,
     ) -> Experiment:
         """Create an experiment and have it run by a process of its own, which outlives this one.
 
         `config` is a map, a text of YAML, or the path of a file. `model_dir` is the folder of the program, which is
-        copied; None is for a command that needs no files. A `paused` one waits for `activate`. `slots` divides the CPU
-        of a machine without GPUs. Keys without effect are warned of; `errors.InvalidConfig` lists all that is wrong.
+        copied; None is for a command that needs no files. `includes` are files and folders to copy beside what is in
+        it. `project_id` is the `id` of a `Project` to put it into. A `paused` one waits for `activate`. `slots` divides
+        the CPU of a machine without GPUs. Keys without effect are warned of; `errors.InvalidConfig` lists all that is
+        wrong.
         """
         from determined.experiment import control
         from determined.experiment._create import create
+        from determined.experiment.config import from_map
 
         settings = _config(config)
         if settings.notes:
             warnings.warn("\n".join(settings.notes), stacklevel=3)
+        if project_id is not None:
+            settings = from_map({**settings.to_dict(), **labels_of("create_experiment", project_id)})
+        further = texts("create_experiment", "includes", includes)
         with tempfile.TemporaryDirectory() as empty:
             folder = empty if model_dir is None else model_dir
-            id = create(settings, folder, paused=paused, at=self._home, slots=slots)
+            id = create(settings, folder, further, paused=paused, at=self._home, slots=slots)
         if not paused:
             control.activate(id, self._home, slots)
         return self.get_experiment(id)
@@ -77,12 +87,13 @@ class Determined:
         states: Iterable[ExperimentState] | None = None,
         name: str | None = None,
         *,
+        project_id: str | None = None,
         include_archived: bool = False,
     ) -> list[Experiment]:
         """Return experiments, the oldest first unless `sort_by` and `order_by` say otherwise.
 
-        Only those with one of these ids, all of these labels, one of these states and a name that has this in it, as
-        far as they are given. Runs of scripts are among them, archived ones only if asked for.
+        Only those with one of these ids, all of these labels, one of these states, a name that has this in it and this
+        project, as far as they are given. Runs of scripts are among them, archived ones only if asked for.
         """
         by, order = sort_by or ExperimentSortBy.ID, order_by or OrderBy.ASC
         checked("list_experiments", "sort_by", by, ExperimentSortBy)
@@ -97,12 +108,40 @@ class Determined:
             and wanted <= set(record.labels)
             and (state_names is None or record.state.name in state_names)
             and (name is None or name in record.name)
+            and (project_id is None or project_id == project_id_of(record))
         ]
         return [Experiment(one, self._home) for one in ordered(found, lambda one: _value(one, by), order)]
 
     def get_trial(self, trial_id: int) -> Trial:
         """Return the trial with an id."""
         return Trial(self._records.trial(trial_id), self._home)
+
+    def iter_trials_metrics(self, trial_ids: Iterable[int], group: str) -> Iterator[TrialMetrics]:
+        """Yield the reports of several trials so far, of one group such as "training", by trial and step."""
+        for trial_id in trial_ids:
+            yield from self.get_trial(trial_id).iter_metrics(group)
+
+    stream_trials_metrics = iter_trials_metrics  # the older name
+
+    def stream_trials_training_metrics(self, trial_ids: Iterable[int]) -> Iterator[TrialMetrics]:
+        """Yield what `iter_trials_metrics(trial_ids, "training")` does, which is the newer form of it."""
+        return self.iter_trials_metrics(trial_ids, "training")
+
+    def stream_trials_validation_metrics(self, trial_ids: Iterable[int]) -> Iterator[TrialMetrics]:
+        """Yield what `iter_trials_metrics(trial_ids, "validation")` does, which is the newer form of it."""
+        return self.iter_trials_metrics(trial_ids, "validation")
+
+    def get_workspace(self, name: str) -> Workspace:
+        """Return a workspace, whether or not it has experiments."""
+        return workspace_of("get_workspace", name, self._home)
+
+    def create_workspace(self, name: str) -> Workspace:
+        """Return a workspace, which comes to exist with its first experiment."""
+        return workspace_of("create_workspace", name, self._home)
+
+    def list_workspaces(self) -> list[Workspace]:
+        """Return the workspaces that have experiments, by name."""
+        return workspaces(self._home)
 
     def get_checkpoint(self, uuid: str) -> Checkpoint:
         """Return the checkpoint with an id, or with the only one that begins so (4 characters or more)."""

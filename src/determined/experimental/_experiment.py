@@ -14,6 +14,7 @@ from determined.experimental._checkpoint import Checkpoint
 from determined.experimental._orders import CheckpointSortBy, OrderBy, TrialSortBy, checked, ordered, texts
 from determined.experimental._states import ExperimentState
 from determined.experimental._trial import Trial
+from determined.experimental._workspace import project_id_of
 from determined.tracking import Catalog, ExperimentRecord, Records, TrialRecord
 
 _LOOKING = 0.1
@@ -50,6 +51,11 @@ class Experiment:
     def labels(self) -> set[str]:
         """Words to find it by. A copy: change them by `add_label`, `remove_label` and `set_labels`."""
         return set(self._record.labels)
+
+    @property
+    def project_id(self) -> str | None:
+        """The `id` of the project that it is in; None if it is in none."""
+        return project_id_of(self._record)
 
     @property
     def config(self) -> dict[str, Any]:

@@ -69,8 +69,8 @@ def checked(call: str, name: str, value: Any, kind: type[enum.Enum]) -> None:
         raise TypeError(f"{call}({name}={value!r}): pass one of {choices}.")
 
 
-def texts(call: str, name: str, values: Iterable[str] | None) -> list[str]:
-    """Return several texts; raises `TypeError` for a single one, which would be taken for its letters."""
+def texts(call: str, name: str, values: Iterable[Item] | None) -> list[Item]:
+    """Return several texts or paths; raises `TypeError` for a single one, which would be taken for its letters."""
     if isinstance(values, str):
         raise TypeError(f"{call}({name}={values!r}): pass a list of texts, such as [{values!r}].")
     return list(values or ())

@@ -6,9 +6,14 @@ import enum
 
 
 class ExperimentState(enum.Enum):
-    """Where an experiment stands. COMPLETED, CANCELED and ERROR are ends."""
+    """Where an experiment stands. COMPLETED, CANCELED and ERROR are ends.
+
+    RUNNING is another name of ACTIVE. UNSPECIFIED and what follows it are states on a cluster, for programs that
+    compare with them; no experiment here is ever in one.
+    """
 
     ACTIVE = "STATE_ACTIVE"
+    RUNNING = ACTIVE
     PAUSED = "STATE_PAUSED"
     STOPPING_COMPLETED = "STATE_STOPPING_COMPLETED"
     STOPPING_CANCELED = "STATE_STOPPING_CANCELED"
@@ -17,12 +22,20 @@ class ExperimentState(enum.Enum):
     COMPLETED = "STATE_COMPLETED"
     CANCELED = "STATE_CANCELED"
     ERROR = "STATE_ERROR"
+    UNSPECIFIED = "STATE_UNSPECIFIED"
+    QUEUED = "STATE_QUEUED"
+    PULLING = "STATE_PULLING"
+    STARTING = "STATE_STARTING"
+    DELETING = "STATE_DELETING"
+    DELETE_FAILED = "STATE_DELETE_FAILED"
+    DELETED = "STATE_DELETED"
 
 
 class TrialState(enum.Enum):
-    """Where a trial stands. COMPLETED, CANCELED and ERROR are ends."""
+    """Where a trial stands; the names mean what those of `ExperimentState` do."""
 
     ACTIVE = "STATE_ACTIVE"
+    RUNNING = ACTIVE
     PAUSED = "STATE_PAUSED"
     STOPPING_COMPLETED = "STATE_STOPPING_COMPLETED"
     STOPPING_CANCELED = "STATE_STOPPING_CANCELED"
@@ -31,6 +44,10 @@ class TrialState(enum.Enum):
     COMPLETED = "STATE_COMPLETED"
     CANCELED = "STATE_CANCELED"
     ERROR = "STATE_ERROR"
+    UNSPECIFIED = "STATE_UNSPECIFIED"
+    QUEUED = "STATE_QUEUED"
+    PULLING = "STATE_PULLING"
+    STARTING = "STATE_STARTING"
 
 
 class CheckpointState(enum.Enum):

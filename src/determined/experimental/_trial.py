@@ -106,6 +106,8 @@ class Trial:
             raise ValueError("iter_logs(timestamp_before=...) does not go with follow=True; leave one of them out.")
         return self._lines(follow, head, tail, rank_ids, stdtypes, timestamp_after, timestamp_before)
 
+    logs = iter_logs  # the older name
+
     def _lines(
         self,
         follow: bool,
@@ -137,6 +139,14 @@ class Trial:
     def stream_metrics(self, group: str) -> Iterator[_metrics.TrialMetrics]:
         """Yield what `iter_metrics` does, which is the newer name of it."""
         return self.iter_metrics(group)
+
+    def stream_training_metrics(self) -> Iterator[_metrics.TrialMetrics]:
+        """Yield what `iter_metrics("training")` does, which is the newer form of it."""
+        return self.iter_metrics("training")
+
+    def stream_validation_metrics(self) -> Iterator[_metrics.TrialMetrics]:
+        """Yield what `iter_metrics("validation")` does, which is the newer form of it."""
+        return self.iter_metrics("validation")
 
     def list_checkpoints(
         self,

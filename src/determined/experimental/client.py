@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from determined.experimental._checkpoint import Checkpoint, CheckpointTrainingMetadata
+from determined.experimental._checkpoint import Checkpoint, CheckpointTrainingMetadata, DownloadMode
 from determined.experimental._determined import Determined
 from determined.experimental._experiment import Experiment
 from determined.experimental._metrics import TrialMetrics
@@ -31,6 +31,7 @@ from determined.experimental._orders import (
 )
 from determined.experimental._states import CheckpointState, ExperimentState, TrialState
 from determined.experimental._trial import Trial
+from determined.experimental._workspace import Project, Workspace
 
 __all__ = [
     "Checkpoint",
@@ -38,6 +39,7 @@ __all__ = [
     "CheckpointState",
     "CheckpointTrainingMetadata",
     "Determined",
+    "DownloadMode",
     "Experiment",
     "ExperimentSortBy",
     "ExperimentState",
@@ -45,19 +47,28 @@ __all__ = [
     "ModelSortBy",
     "ModelVersion",
     "OrderBy",
+    "Project",
     "Trial",
     "TrialMetrics",
     "TrialSortBy",
     "TrialState",
+    "Workspace",
     "create_experiment",
     "create_model",
+    "create_workspace",
     "get_checkpoint",
     "get_experiment",
     "get_model",
     "get_trial",
+    "get_workspace",
+    "iter_trials_metrics",
     "list_experiments",
     "list_models",
+    "list_workspaces",
     "login",
+    "stream_trials_metrics",
+    "stream_trials_training_metrics",
+    "stream_trials_validation_metrics",
 ]
 
 
@@ -72,12 +83,16 @@ def login(*arguments: Any, **options: Any) -> None:
 def create_experiment(
     config: str | os.PathLike[str] | Mapping[str, Any],
     model_dir: str | os.PathLike[str] | None = None,
+    includes: Iterable[str | os.PathLike[str]] | None = None,
     *,
+    project_id: str | None = None,
     paused: bool = False,
     slots: int | None = None,
 ) -> Experiment:
     """Create an experiment and have it run. See `Determined.create_experiment`."""
-    return Determined().create_experiment(config, model_dir, paused=paused, slots=slots)
+    return Determined().create_experiment(
+        config, model_dir, includes, project_id=project_id, paused=paused, slots=slots
+    )
 
 
 def get_experiment(experiment_id: int) -> Experiment:
@@ -93,17 +108,60 @@ def list_experiments(
     states: Iterable[ExperimentState] | None = None,
     name: str | None = None,
     *,
+    project_id: str | None = None,
     include_archived: bool = False,
 ) -> list[Experiment]:
     """Return experiments. See `Determined.list_experiments`."""
     return Determined().list_experiments(
-        sort_by, order_by, experiment_ids, labels, states, name, include_archived=include_archived
+        sort_by,
+        order_by,
+        experiment_ids,
+        labels,
+        states,
+        name,
+        project_id=project_id,
+        include_archived=include_archived,
     )
 
 
 def get_trial(trial_id: int) -> Trial:
     """Return the trial with an id."""
     return Determined().get_trial(trial_id)
+
+
+def iter_trials_metrics(trial_ids: Iterable[int], group: str) -> Iterator[TrialMetrics]:
+    """Yield the reports of several trials so far, of one group such as "training", by trial and step."""
+    return Determined().iter_trials_metrics(trial_ids, group)
+
+
+def stream_trials_metrics(trial_ids: Iterable[int], group: str) -> Iterator[TrialMetrics]:
+    """Yield what `iter_trials_metrics` does, which is the newer name of it."""
+    return iter_trials_metrics(trial_ids, group)
+
+
+def stream_trials_training_metrics(trial_ids: Iterable[int]) -> Iterator[TrialMetrics]:
+    """Yield what `iter_trials_metrics(trial_ids, "training")` does, which is the newer form of it."""
+    return iter_trials_metrics(trial_ids, "training")
+
+
+def stream_trials_validation_metrics(trial_ids: Iterable[int]) -> Iterator[TrialMetrics]:
+    """Yield what `iter_trials_metrics(trial_ids, "validation")` does, which is the newer form of it."""
+    return iter_trials_metrics(trial_ids, "validation")
+
+
+def get_workspace(name: str) -> Workspace:
+    """Return a workspace, whether or not it has experiments."""
+    return Determined().get_workspace(name)
+
+
+def create_workspace(name: str) -> Workspace:
+    """Return a workspace, which comes to exist with its first experiment."""
+    return Determined().create_workspace(name)
+
+
+def list_workspaces() -> list[Workspace]:
+    """Return the workspaces that have experiments, by name."""
+    return Determined().list_workspaces()
 
 
 def get_checkpoint(uuid: str) -> Checkpoint:
