@@ -8,6 +8,8 @@ from executor_runs import TRIAL, Runs
 
 from determined.experiment.executors import EndReason, InlineExecutor
 
+INSTALL = "mkdir packages; echo 'color = 7' > packages/colors.py; export PYTHONPATH=$PWD/packages:$PYTHONPATH\n"
+
 
 def test_hook_runs_in_the_code_folder_before_the_trial_and_its_output_is_in_the_log(runs: Runs) -> None:
     runs.write("echo hook of trial $DET_TRIAL_ID; touch prepared\n", "startup-hook.sh")
@@ -17,8 +19,7 @@ def test_hook_runs_in_the_code_folder_before_the_trial_and_its_output_is_in_the_
 
 
 def test_hook_runs_once_and_all_ranks_of_a_class_find_what_it_installed_and_exported(runs: Runs) -> None:
-    install = "echo hooked; mkdir packages; echo 'color = 7' > packages/colors.py; "
-    runs.write(f"{install}export PYTHONPATH=$PWD/packages:$PYTHONPATH\n", "startup-hook.sh")
+    runs.write(f"echo hooked; {INSTALL}", "startup-hook.sh")
     runs.write(TRIAL.replace("import torch\n", "import colors\nimport torch\n", 1))
     spec = runs.trial(ranks=2, slot_ids=[0, 1])
     assert runs.run(spec).reason is EndReason.COMPLETED
@@ -57,11 +58,14 @@ def test_hooks_of_two_trials_run_one_after_the_other(runs: Runs) -> None:
     assert {runs.end(spec).reason for spec in specs} == {EndReason.COMPLETED}
 
 
-def test_trial_within_this_process_has_its_hook_too(runs: Runs) -> None:
-    runs.write("export COLOR=red\n", "startup-hook.sh")
-    runs.write("import os\n" + TRIAL.replace("self.begin()", "assert os.environ['COLOR'] == 'red'"))
+def test_trial_within_this_process_finds_what_the_hook_exported(runs: Runs) -> None:
+    runs.write(f"{INSTALL}export COLOR=red\n", "startup-hook.sh")
+    begin = "import colors, os; assert os.environ['COLOR'] == 'red'"
+    runs.write(TRIAL.replace("self.begin()", begin))
+    before = list(sys.path)
     executor = InlineExecutor()
     executor.start(runs.trial())
     (ended,) = executor.ended(0.0)
     executor.close()
     assert ended.reason is EndReason.COMPLETED, ended.message
+    assert sys.path == before

@@ -28,7 +28,7 @@ def train_class(spec: RunSpec, environment: Mapping[str, str], beginning: Beginn
     sys.orig_argv = [sys.executable, "-u", *command]
     sys.argv = [_become_main(), *command[2:]]
     os.chdir(spec.code)
-    sys.path[:] = _import_path(str(spec.code), environment.get("PYTHONPATH", ""))
+    sys.path[:] = import_path(str(spec.code), environment.get("PYTHONPATH", ""))
     if THREAD_VARIABLES[0] not in spec.environment:
         sys.modules["torch"].set_num_threads(spec.threads)
     # Else all trials would draw the same. Python's own generator is new in every process, torch's always the same.
@@ -49,7 +49,7 @@ def _train(entrypoint: str, beginning: Beginning) -> None:
     train(entrypoint)
 
 
-def _import_path(code: str, given: str) -> list[str]:
+def import_path(code: str, given: str) -> list[str]:
     """Return where modules are looked for: first in the code folder, from which the folders of PYTHONPATH count too."""
     folders = list(filter(None, given.split(os.pathsep)))
     # The process that this one was forked from took them as from its own working folder.

@@ -15,6 +15,7 @@ from determined._import import import_from_path
 from determined.experiment.executors._ends import end_on_file
 from determined.experiment.executors._environment import base_environment, run_environment
 from determined.experiment.executors._files import write_json
+from determined.experiment.executors._fresh import import_path
 from determined.experiment.executors._hook import run_hook
 from determined.experiment.executors._output import gist
 from determined.experiment.executors._spec import Ended, EndReason, RunSpec
@@ -151,7 +152,7 @@ def _ended(spec: RunSpec, status: int, begun: bool, trace: str, started: float) 
 @contextlib.contextmanager
 def _as_if_started(spec: RunSpec, environment: dict[str, str]) -> Iterator[None]:
     """Let the block see the folder, modules and environment of a run; all is as before afterwards."""
-    variables, folder, words = dict(os.environ), os.getcwd(), sys.argv
+    variables, folder, words, path = dict(os.environ), os.getcwd(), sys.argv, list(sys.path)
     main = vars(sys.modules["__main__"])
     missing = object()
     file = main.get("__file__", missing)
@@ -159,6 +160,7 @@ def _as_if_started(spec: RunSpec, environment: dict[str, str]) -> Iterator[None]
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(spec.code)
+    sys.path[:] = import_path(str(spec.code), environment.get("PYTHONPATH", ""))
     try:
         with import_from_path(spec.code):
             yield
@@ -166,7 +168,7 @@ def _as_if_started(spec: RunSpec, environment: dict[str, str]) -> Iterator[None]
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(variables)
-        sys.argv = words
+        sys.argv, sys.path[:] = words, path
         if file is missing:
             main.pop("__file__", None)
         else:
