@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import os
 import pathlib
-import socket
 import subprocess
 import sys
 import threading
@@ -221,8 +219,7 @@ class Recording:
 
 
 def _describe(facts: RunFacts, git_commit: str | None) -> tracking.RunDescription:
-    import psutil
-
+    process = tracking.RunProcess.current()
     torch = sys.modules.get("torch")
     return tracking.RunDescription(
         name=facts.name,
@@ -233,9 +230,10 @@ def _describe(facts: RunFacts, git_commit: str | None) -> tracking.RunDescriptio
         torch_version=str(torch.__version__) if torch else None,
         resolute_version=VERSION,
         git_commit=git_commit,
-        pid=os.getpid(),
-        process_started=psutil.Process().create_time(),
-        host=socket.gethostname(),
+        pid=process.pid,
+        process_started=process.started,
+        host=process.host,
+        identity=None if process.identity is None else process.identity.to_json(),
     )
 
 

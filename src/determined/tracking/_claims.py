@@ -37,7 +37,8 @@ def _require_free(experiment_id: int, holder: RunProcess | None, process: RunPro
         )
     raise errors.TrackingException(
         f"experiment {experiment_id} is run by process {holder.pid} on {holder.host!r}, which cannot be asked from "
-        "here whether it still runs; pause it there, or if that machine is gone, take over by claim(force=True)."
+        f"here whether it still runs; pause it there, or if it is gone for certain, take over by `det experiment "
+        f"activate {experiment_id} --force` (in Python claim(force=True))."
     )
 
 

@@ -20,15 +20,18 @@ _TRIALS = _schema.trials
 def require_idle(connection: sa.Connection, experiment: Row, done: str, *, force: bool = False) -> None:
     """Raise `TrackingException` if a process is at work on an experiment, or may be on another host."""
     for process in _processes(connection, experiment):
-        if process.is_here and not process.is_gone:
+        if process.is_gone:
+            continue
+        if process.is_here:
             raise errors.TrackingException(
                 f"experiment {experiment.id} cannot be {done}: process {process.pid} is at work on it; end it first by "
                 f"`det experiment kill {experiment.id}`, or wait for it."
             )
-        if not process.is_here and not force:
+        if not force:
             raise errors.TrackingException(
                 f"experiment {experiment.id} cannot be {done}: process {process.pid} on {process.host!r} may be at "
-                "work on it, which cannot be asked from here; end it there, or say force=True if that machine is gone."
+                "work on it, which cannot be asked from here; end it there, or if it is gone for certain, add --force "
+                "(in Python force=True)."
             )
 
 

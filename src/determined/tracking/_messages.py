@@ -52,8 +52,9 @@ class RunDescription:
     resolute_version: str
     git_commit: str | None
     pid: int
-    process_started: float  # psutil's create_time: a pid alone may belong to another process later
+    process_started: float  # psutil's create_time, where the identity is not known
     host: str  # as socket.gethostname() says
+    identity: Mapping[str, int | str] | None = None  # `ProcessIdentity.to_json`, on Linux
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,13 @@ def _add_platform(connection: sa.Connection) -> None:
     _tallies.count_new(connection)
 
 
+def _add_identities(connection: sa.Connection) -> None:
+    """Add what tells processes apart; the rows that there are keep their checksums."""
+    for table in _schema.newest.sorted_tables:
+        if "identity" in table.columns:
+            _add_columns(connection, table, [table.c.identity])
+
+
 def _add_columns(connection: sa.Connection, table: sa.Table, columns: Iterable[sa.Column[Any]]) -> None:
     present = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
     for column in columns:
@@ -61,7 +68,7 @@ def _unseal(connection: sa.Connection, table: sa.Table) -> None:
 
 
 # A database that is set back to version 1 by hand is accepted as it is: its rows are no longer checked.
-MIGRATIONS: tuple[Migration, ...] = (_create_version_1, _add_checks, _add_platform)
+MIGRATIONS: tuple[Migration, ...] = (_create_version_1, _add_checks, _add_platform, _add_identities)
 
 
 def version_of(connection: sa.Connection) -> int:

@@ -7,31 +7,53 @@ import functools
 import os
 import socket
 
+from determined._processes import ProcessIdentity, is_supported
+
 # Boot time, on which creation times rest, is known to within a second or so.
 _START_TOLERANCE = 2.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunProcess:
-    """A process on some machine: one that trains, keeps or runs something that is on record."""
+    """A process on some machine: one that trains, keeps or runs something that is on record.
+
+    Older databases, and systems other than Linux, have no identity: there the host name and the time of the start
+    tell, which steps of the clock and new names of the host make wrong.
+    """
 
     pid: int
-    started: float  # psutil's create_time: a pid alone may belong to another process later
-    host: str  # as socket.gethostname() says
+    started: float = 0.0  # psutil's create_time, where there is no identity
+    host: str  # as socket.gethostname() says; with an identity only for people
+    identity: ProcessIdentity | None = None
 
     @classmethod
     def current(cls) -> RunProcess:
         """Return the process that asks."""
-        return _process(os.getpid())
+        return _current(os.getpid())
+
+    @classmethod
+    def of(cls, pid: int) -> RunProcess:
+        """Return a living process of this machine; `ProcessLookupError` if there is none with that id."""
+        if is_supported():
+            return cls(pid=pid, host=socket.gethostname(), identity=ProcessIdentity.of(pid))
+        import psutil
+
+        try:
+            started = psutil.Process(pid).create_time()
+        except psutil.NoSuchProcess as error:
+            raise ProcessLookupError(f"there is no process {pid}.") from error
+        return cls(pid=pid, host=socket.gethostname(), started=started)
 
     @property
     def is_here(self) -> bool:
-        """Whether it ran on this host, so that it can be looked for."""
-        return self.host == socket.gethostname()
+        """Whether its id means the same to this process, so that it can be looked for."""
+        return self.host == socket.gethostname() if self.identity is None else self.identity.is_here
 
     @property
     def is_gone(self) -> bool:
-        """Whether it ran on this host and has ended; False for other hosts, which cannot be asked."""
+        """Whether it has certainly ended; False for other machines and containers, which cannot be asked."""
+        if self.identity is not None:
+            return self.identity.is_gone
         if not self.is_here:
             return False
         import psutil
@@ -47,7 +69,9 @@ class RunProcess:
             return False
 
     def is_same(self, other: RunProcess) -> bool:
-        """Return whether both are one process, whose start may have been measured twice."""
+        """Return whether both are one process."""
+        if self.identity is not None or other.identity is not None:
+            return self.identity == other.identity
         return self.pid == other.pid and self.host == other.host and self._began_at(other.started)
 
     def _began_at(self, moment: float) -> bool:
@@ -55,8 +79,6 @@ class RunProcess:
 
 
 @functools.lru_cache(maxsize=1)
-def _process(pid: int) -> RunProcess:
+def _current(pid: int) -> RunProcess:
     # By pid, so that a forked process does not pass for its parent.
-    import psutil
-
-    return RunProcess(pid=pid, started=psutil.Process(pid).create_time(), host=socket.gethostname())
+    return RunProcess.of(pid)

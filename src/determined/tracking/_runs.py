@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from determined._processes import ProcessIdentity
 
 from ._damage import Damage
 from ._messages import RunState
@@ -34,14 +36,31 @@ def process_of(row: Row) -> RunProcess | None:
     """Return the process that a row names, if it names one."""
     if not 0 <= row.pid <= _LARGEST_PID:
         raise row.damage("pid", row.pid)
-    return RunProcess(pid=row.pid, started=row.process_started, host=row.host) if row.pid else None
+    if not row.pid:
+        return None
+    return RunProcess(pid=row.pid, started=row.process_started, host=row.host, identity=_identity_of(row))
 
 
-def columns_of(process: RunProcess | None) -> dict[str, int | float | str]:
+def _identity_of(row: Row) -> ProcessIdentity | None:
+    stored = row.identity
+    if stored is None:  # stored by an earlier version, or not on Linux
+        return None
+    try:
+        return ProcessIdentity.from_json(stored)
+    except (KeyError, TypeError, ValueError) as error:
+        raise row.damage("identity", stored) from error
+
+
+def columns_of(process: RunProcess | None) -> dict[str, Any]:
     """Return the columns that name a process, or that none is known."""
     if process is None:
-        return {"pid": 0, "process_started": 0.0, "host": ""}
-    return {"pid": process.pid, "process_started": process.started, "host": process.host}
+        return {"pid": 0, "process_started": 0.0, "host": "", "identity": None}
+    return {
+        "pid": process.pid,
+        "process_started": process.started,
+        "host": process.host,
+        "identity": None if process.identity is None else process.identity.to_json(),
+    }
 
 
 def require_complete(trial: Row, runs: Sequence[Row]) -> None:

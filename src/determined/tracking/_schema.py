@@ -140,8 +140,13 @@ _tallies(version_2)
 
 
 def _new(name: str, kind: Any) -> sa.Column[Any]:
-    """Return a column of version 3 in a table from before; older rows have no value there."""
+    """Return a column that its table got in a later version; older rows have no value there."""
     return sa.Column(name, kind, info={"is_new": True})
+
+
+def _identity() -> sa.Column[Any]:
+    """Return the column of version 4 that tells a process from others with the same id."""
+    return _new("identity", JsonText)
 
 
 def _index_where(name: str, condition: str, *columns: str) -> sa.Index:
@@ -172,6 +177,7 @@ trials = _trials(
     _new("run_id", sa.Integer),
     _new("restarts", sa.Integer),
     _new("wish", sa.Text),
+    _identity(),
     sa.Index("trials_by_request", "experiment_id", "request_id", unique=True),
     _index_where("trials_by_wish", "wish IS NOT NULL", "experiment_id", "wish"),
 )
@@ -232,6 +238,7 @@ runs = sa.Table(
     sa.Column("outcome", sa.Text),
     sa.Column("outcome_reason", sa.Text),
     _checksum(),
+    _identity(),
     sa.UniqueConstraint("trial_id", "run_id"),
 )
 
@@ -243,6 +250,7 @@ runners = sa.Table(
     sa.Column("wanted_slots", sa.Integer, nullable=False),
     sa.Column("since", Moment, nullable=False),
     _checksum(),
+    _identity(),
 )
 
 leases = sa.Table(
@@ -255,6 +263,7 @@ leases = sa.Table(
     sa.Column("pid", sa.BigInteger, nullable=False),
     sa.Column("process_started", sa.Float, nullable=False),
     sa.Column("since", Moment, nullable=False),
+    _identity(),
 )
 
 models = sa.Table(

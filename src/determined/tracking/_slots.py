@@ -8,7 +8,7 @@ import time
 import types
 import zlib
 from collections import Counter
-from typing import Self
+from typing import Any, Self
 
 import sqlalchemy as sa
 
@@ -71,15 +71,15 @@ class Slots:
         """Return the slots of the host that are in use, by number."""
         engine = _database.for_reading(self._engine)
         with _database.errors_naming(engine.url), engine.begin() as connection:
-            return [lease for lease in self._leases(connection) if not lease.process.is_gone]
+            return [lease for lease in self._leases(connection) if _is_living(lease.process)]
 
     def demands(self) -> list[Demand]:
         """Return what the living runners on the host want and hold, those that run for longest first."""
         engine = _database.for_reading(self._engine)
         with _database.errors_naming(engine.url), engine.begin() as connection:
-            held = Counter(lease.experiment_id for lease in self._leases(connection) if not lease.process.is_gone)
+            held = Counter(lease.experiment_id for lease in self._leases(connection) if _is_living(lease.process))
             runners = [RUNNER.read(row) for row in connection.execute(RUNNER.select())]
-            living = {row.id: row for row in runners if self._is_living(row)}
+            living = {row.id: row for row in runners if self._is_run_here(row)}
             experiments = [
                 EXPERIMENT.read(row)
                 for condition in _tallies.among(_schema.experiments.c.id, living)
@@ -107,7 +107,7 @@ class Slots:
         """Return the leases whose holders live, and free the others; nobody else can take slots meanwhile."""
         _database.wait_for_turn(connection, "slots", zlib.crc32(self.host.encode()) - 2**31)
         leases = self._leases(connection)
-        dead = [lease.slot for lease in leases if lease.process.is_gone]
+        dead = [lease.slot for lease in leases if not _is_living(lease.process)]
         if dead:
             connection.execute(sa.delete(_LEASES).where(_LEASES.c.host == self.host, _LEASES.c.slot.in_(dead)))
         return [lease for lease in leases if lease.slot not in dead]
@@ -124,13 +124,21 @@ class Slots:
     def _of_trial(self, trial_id: int) -> sa.ColumnElement[bool]:
         return sa.and_(_LEASES.c.host == self.host, _LEASES.c.trial_id == trial_id)
 
-    def _is_living(self, runner: Row) -> bool:
+    def _is_run_here(self, runner: Row) -> bool:
         process = _runs.process_of(runner)
-        return process is not None and process.host == self.host and not process.is_gone
+        return process is not None and process.host == self.host and _is_living(process)
 
 
-def _holding(process: RunProcess) -> dict[str, float]:
-    return {"pid": process.pid, "process_started": process.started}
+def _is_living(process: RunProcess) -> bool:
+    """Return whether a process still counts as the holder of slots."""
+    # A container that was started again keeps its name, and cannot ask for the processes from before.
+    return not process.is_gone and (process.is_here or process.host != socket.gethostname())
+
+
+def _holding(process: RunProcess) -> dict[str, Any]:
+    columns = _runs.columns_of(process)
+    del columns["host"]  # that of the slots
+    return LEASE.stored(columns)
 
 
 def _lease(row: Row) -> Lease:

@@ -39,7 +39,7 @@ def end_of_earlier(spec: RunSpec) -> Ended | None:
         return None
     found = read_json(spec.files.keeper) or {}
     try:
-        keeper, server = Identity(int(found["pid"]), int(found["start"]), str(found["boot"])), str(found["server"])
+        keeper, server = Identity.from_json(found), str(found["server"])
     except (KeyError, TypeError, ValueError):
         return Ended.of(spec, EndReason.KILLED, f"{spec.files.keeper} is damaged, so nobody knows its keeper")
     keeper.wait(None)

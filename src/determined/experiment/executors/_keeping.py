@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import signal
@@ -26,7 +25,7 @@ def keep(link: socket.socket) -> None:
     orders: list[dict[str, Any]] | None = []
     while orders == []:
         orders = line.hear()
-    me = dataclasses.asdict(Identity.of(os.getpid()))
+    me = Identity.of(os.getpid()).to_json()
     if orders is None or not _tell(link, {"keeper": me}):
         return  # the runner is gone, and nothing has begun
     order, *further = orders

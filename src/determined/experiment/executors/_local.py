@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import selectors
@@ -14,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
 from determined import errors
+from determined._processes import ProcessIdentity
 from determined.experiment.executors._ends import end_of_earlier, end_without_keeper
 from determined.experiment.executors._environment import base_environment, run_environment, shared_environment
 from determined.experiment.executors._libraries import libraries_of
@@ -104,14 +104,10 @@ class LocalExecutor:
         run = self._runs.get(trial_id)
         if run is None or run.keeper is None:
             return None
-        import psutil
-
         from determined.tracking import RunProcess
 
-        with contextlib.suppress(psutil.NoSuchProcess):
-            started = psutil.Process(run.keeper.pid).create_time()
-            return RunProcess(pid=run.keeper.pid, started=started, host=socket.gethostname())
-        return None
+        identity = ProcessIdentity.from_json(run.keeper.to_json())
+        return RunProcess(pid=identity.pid, host=socket.gethostname(), identity=identity)
 
     def fileno(self) -> int:
         """Return a file descriptor that is readable when `ended` has something to do, for `select` and the like."""
@@ -177,7 +173,7 @@ class LocalExecutor:
             return
         for message in messages:
             if "keeper" in message:
-                run.keeper = Identity(**message["keeper"])
+                run.keeper = Identity.from_json(message["keeper"])
             elif "ended" in message:
                 run.end = Ended.from_json(message["ended"])
             else:

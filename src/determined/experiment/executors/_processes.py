@@ -7,12 +7,12 @@ import ctypes
 import dataclasses
 import functools
 import os
-import pathlib
 import select
 import signal
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+
+from determined._processes import Facts, ProcessIdentity, facts_of
 
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -20,38 +20,14 @@ _NAME_LENGTH = 15
 _NO_VARIABLES = b"\0"
 
 
-class Facts(NamedTuple):
-    """What the kernel says of one process."""
-
-    pid: int
-    state: str
-    parent: int
-    session: int
-    start: int
-    """In clock ticks since the boot."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
-class Identity:
-    """One process of one boot of the machine; its id alone may be another's later."""
-
-    pid: int
-    start: int
-    boot: str
-
-    @classmethod
-    def of(cls, pid: int) -> Identity:
-        """Return that of a living process."""
-        facts = facts_of(pid)
-        if facts is None:
-            raise ProcessLookupError(f"there is no process {pid}.")
-        return cls(pid, facts.start, boot_id())
+class Identity(ProcessIdentity):
+    """One process of this machine, which can be sent signals and waited for."""
 
     @property
     def lives(self) -> bool:
         """Whether this very process still runs."""
-        facts = facts_of(self.pid) if self.boot == boot_id() else None
-        return facts is not None and facts.start == self.start and facts.state not in "ZX"
+        return self.is_here and not self.is_gone
 
     def send(self, signum: signal.Signals) -> bool:
         """Send a signal to this very process; returns whether it was there."""
@@ -83,24 +59,6 @@ class Identity:
             yield handle if self.lives else None
         finally:
             os.close(handle)
-
-
-@functools.cache
-def boot_id() -> str:
-    """Return what differs from one boot of the machine to the next."""
-    return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def facts_of(pid: int) -> Facts | None:
-    """Return what is known of a process; None if there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The name, in parentheses, may hold anything.
-    fields = text[text.rindex(b")") + 2 :].split()
-    return Facts(pid, fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
 
 
 def all_processes() -> Iterator[Facts]:
@@ -148,16 +106,16 @@ def sweep(keeper: Identity, own: str, common: str, timeout: float = 5.0) -> None
 
 
 def _members(keeper: Identity, own: bytes, common: bytes) -> Iterator[Identity]:
-    leader = facts_of(keeper.pid)
+    leader, here = facts_of(keeper.pid), Identity.of(os.getpid())
     # Another process with the keeper's id would lead a session of the same number.
-    is_same_session = keeper.boot == boot_id() and (leader is None or leader.start == keeper.start)
+    is_same_session = keeper.is_here and (leader is None or leader.start == keeper.start)
     for facts in all_processes():
-        if facts.pid == os.getpid() or facts.state in "ZX":
+        if facts.pid == os.getpid() or facts.has_ended:
             continue
         variables = first_variables(facts.pid)
         is_marked = common in variables or variables == _NO_VARIABLES
         if own in variables or (is_same_session and facts.session == keeper.pid and is_marked):
-            yield Identity(facts.pid, facts.start, boot_id())
+            yield dataclasses.replace(here, pid=facts.pid, start=facts.start)
 
 
 def adopt_orphans() -> None:
