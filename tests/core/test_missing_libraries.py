@@ -62,13 +62,12 @@ def test_training_needs_none_of_the_side_libraries(run_program: Run, tmp_path: p
     assert len(list((tmp_path / "det-home" / "checkpoints").iterdir())) == 1
 
 
-@pytest.mark.parametrize("library", ["sqlalchemy", "psutil"])
-def test_run_that_is_not_recorded_says_so_once(library: str, run_program: Run) -> None:
-    done = run_program(without(library) + TRAIN.format(profiling=False))
+def test_run_that_is_not_recorded_says_so_once(run_program: Run) -> None:
+    done = run_program(without("sqlalchemy") + TRAIN.format(profiling=False))
     assert done.returncode == 0, done.stderr
     assert "ids 0 0" in done.stdout.splitlines()
     assert done.stderr.count("This run is not recorded") == 1
-    assert f"`pip install {library}`" in done.stderr
+    assert "`pip install sqlalchemy`" in done.stderr
 
 
 @pytest.mark.parametrize("library", ["sqlalchemy", "psutil"])

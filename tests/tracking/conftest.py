@@ -66,7 +66,6 @@ def living() -> Iterator[tracking.RunProcess]:
     """Another process of this machine, which lives."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         try:
-            started = psutil.Process(process.pid).create_time()
-            yield tracking.RunProcess(pid=process.pid, started=started, host=socket.gethostname())
+            yield tracking.RunProcess.of(process.pid)
         finally:
             process.communicate(b"\n", timeout=60)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import dataclasses
 import pathlib
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
-
-import psutil
 
 from determined import tracking
 
@@ -66,9 +63,9 @@ def saved(uuid: str, step: int = 10) -> tracking.CheckpointSaved:
 def ended_process() -> tracking.RunProcess:
     """A process of this machine that is gone."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        started = psutil.Process(process.pid).create_time()
+        found = tracking.RunProcess.of(process.pid)
         process.communicate(b"\n", timeout=60)
-    return tracking.RunProcess(pid=process.pid, started=started, host=socket.gethostname())
+    return found
 
 
 def elsewhere() -> tracking.RunProcess:
@@ -77,4 +74,6 @@ def elsewhere() -> tracking.RunProcess:
 
 def reused_pid() -> tracking.RunProcess:
     """A process that is gone, and whose id is now that of this one."""
-    return tracking.RunProcess(pid=os.getpid(), started=1000.0, host=socket.gethostname())
+    here = tracking.RunProcess.current()
+    assert here.identity is not None
+    return dataclasses.replace(here, identity=dataclasses.replace(here.identity, start=1))

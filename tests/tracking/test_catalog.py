@@ -9,6 +9,7 @@ from contextlib import closing
 from typing import Any
 
 import driving
+import psutil
 import pytest
 from driving import add_trials, report, saved
 
@@ -162,6 +163,17 @@ def test_a_local_run_at_work_stays(recorder: tracking.Recorder, catalog: trackin
         catalog.delete_experiment(1)
     recorder.write([tracking.StateChanged(state=RunState.COMPLETED, time=1.0)])
     catalog.delete_experiment(1)
+
+
+def test_a_local_run_at_work_stays_after_a_step_of_the_clock(
+    database: pathlib.Path, describe_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, boot_time = tracking.RunProcess.current(), psutil.boot_time()
+    assert process.identity is not None
+    tracking.Recorder.start(database, describe_run(identity=process.identity.to_json())).close()
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot_time + 3600)
+    with pytest.raises(errors.TrackingException, match=f"process {process.pid} is at work"):
+        tracking.Catalog(database).delete_experiment(1)
 
 
 def test_an_experiment_with_a_registered_checkpoint_stays(

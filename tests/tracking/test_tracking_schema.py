@@ -79,7 +79,7 @@ def newer(recorder: tracking.Recorder, database: pathlib.Path) -> pathlib.Path:
 
 
 def test_writing_to_a_newer_database_is_refused(newer: pathlib.Path, describe_run: Callable[..., Any]) -> None:
-    with pytest.raises(errors.SchemaVersionException, match=r"tracking\.db.*99.*up to 3.*upgrade.*DET_HOME"):
+    with pytest.raises(errors.SchemaVersionException, match=r"tracking\.db.*99.*up to 4.*upgrade.*DET_HOME"):
         tracking.Recorder.start(newer, describe_run())
 
 
@@ -250,6 +250,22 @@ def test_damage_from_before_the_migration_is_noticed_after_it(sealed: pathlib.Pa
     assert len(tracking.Records(sealed).metrics(2)) == 1
 
 
+# A database of version 3, made by the program of that time
+
+VERSION_3 = VERSION_1.parents[1] / "tracking-version-3" / "tracking.db"
+
+
+def test_processes_of_version_3_are_known_by_their_host_and_start(database: pathlib.Path) -> None:
+    database.parent.mkdir()
+    shutil.copy(VERSION_3, database)
+    records = tracking.Records(database)
+    process = tracking.RunProcess(pid=4242, started=1000.0, host="elsewhere")
+    assert records.experiment(3).runner == records.trial(3).process == process
+    assert not process.is_here
+    with tracking.Slots(database, "elsewhere") as slots:
+        assert [lease.process for lease in slots.held()] == [process]
+
+
 @pytest.mark.parametrize("kept", [VERSION_1, VERSION_2], ids=["version 1", "version 2"])
 def test_an_older_database_takes_everything_new(
     kept: pathlib.Path, database: pathlib.Path, describe_run: Callable[..., Any]
@@ -289,12 +305,12 @@ def _described(connection: sa.Connection, name: str) -> list[sa.Column[Any]]:
     return list(sa.Table(name, sa.MetaData(), autoload_with=connection).columns)
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_the_description_of_an_old_version_is_what_its_program_made(
     version: int, tmp_path: pathlib.Path, old: pathlib.Path
 ) -> None:
     """So that whoever changes the newest description does not change how databases are built up."""
-    shutil.copy({1: VERSION_1, 2: VERSION_2}[version], old)
+    shutil.copy({1: VERSION_1, 2: VERSION_2, 3: VERSION_3}[version], old)
     made = _database.writing_engine(_database.location(old))
     path = tmp_path / "described.db"
     _database.create_file(path)
@@ -308,8 +324,11 @@ def test_the_description_of_an_old_version_is_what_its_program_made(
         described.dispose()
 
 
-def test_a_new_database_has_the_shape_of_a_migrated_one(engine: sa.Engine, tmp_path: pathlib.Path) -> None:
-    shutil.copy(VERSION_2, tmp_path / "old.db")
+@pytest.mark.parametrize("kept", [VERSION_2, VERSION_3], ids=["version 2", "version 3"])
+def test_a_new_database_has_the_shape_of_a_migrated_one(
+    kept: pathlib.Path, engine: sa.Engine, tmp_path: pathlib.Path
+) -> None:
+    shutil.copy(kept, tmp_path / "old.db")
     tracking.Records(tmp_path / "old.db").experiments()
     migrated = _database.writing_engine(_database.location(tmp_path / "old.db"))
     try:

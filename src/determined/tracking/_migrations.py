@@ -36,7 +36,7 @@ def _add_checks(connection: sa.Connection) -> None:
 def _add_platform(connection: sa.Connection) -> None:
     """Add what driven experiments, slots and models need; the rows that there are keep their checksums."""
     present = set(sa.inspect(connection).get_table_names())
-    for table in _schema.newest.sorted_tables:
+    for table in _schema.version_3.sorted_tables:
         if table.name not in present:
             table.create(connection)
         elif table.name in _schema.version_2.tables:
@@ -50,9 +50,8 @@ def _add_platform(connection: sa.Connection) -> None:
 
 def _add_identities(connection: sa.Connection) -> None:
     """Add what tells processes apart; the rows that there are keep their checksums."""
-    for table in _schema.newest.sorted_tables:
-        if "identity" in table.columns:
-            _add_columns(connection, table, [table.c.identity])
+    for table in _schema.NAMING_PROCESSES:
+        _add_columns(connection, table, [table.c.identity])
 
 
 def _add_columns(connection: sa.Connection, table: sa.Table, columns: Iterable[sa.Column[Any]]) -> None:

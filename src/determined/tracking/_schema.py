@@ -144,21 +144,16 @@ def _new(name: str, kind: Any) -> sa.Column[Any]:
     return sa.Column(name, kind, info={"is_new": True})
 
 
-def _identity() -> sa.Column[Any]:
-    """Return the column of version 4 that tells a process from others with the same id."""
-    return _new("identity", JsonText)
-
-
 def _index_where(name: str, condition: str, *columns: str) -> sa.Index:
     """Return an index of the rows of a condition only."""
     where = sa.text(condition)
     return sa.Index(name, *columns, sqlite_where=where, postgresql_where=where)
 
 
-newest = sa.MetaData()
+version_3 = sa.MetaData()
 
-experiments = _experiments(
-    newest,
+_experiments(
+    version_3,
     _checksum(),
     *(_new(name, sa.Text) for name in ("description", "project", "workspace", "notes")),
     _new("labels", JsonList),
@@ -169,21 +164,20 @@ experiments = _experiments(
     _new("max_slots", sa.Integer),
 )
 
-trials = _trials(
-    newest,
+_trials(
+    version_3,
     _checksum(),
     # Of driven experiments: how the search calls it, its latest run, how often that failed, what people want.
     _new("request_id", sa.Text),
     _new("run_id", sa.Integer),
     _new("restarts", sa.Integer),
     _new("wish", sa.Text),
-    _identity(),
     sa.Index("trials_by_request", "experiment_id", "request_id", unique=True),
     _index_where("trials_by_wish", "wish IS NOT NULL", "experiment_id", "wish"),
 )
 
-metrics = _metrics(
-    newest,
+_metrics(
+    version_3,
     _checksum(),
     _new("run_id", sa.Integer),
     # Of validations in driven experiments only: runners look for the newest ones, trials for the best one.
@@ -194,13 +188,13 @@ metrics = _metrics(
     _index_where("validations_by_score", "score IS NOT NULL", "experiment_id", "score"),
 )
 
-checkpoints = _checkpoints(newest, _checksum())
+_checkpoints(version_3, _checksum())
 
-tallies = _tallies(newest)
+_tallies(version_3)
 
-events = sa.Table(
+sa.Table(
     "events",
-    newest,
+    version_3,
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("experiment_id", sa.ForeignKey("experiments.id"), nullable=False),
     sa.Column("number", sa.Integer, nullable=False),
@@ -213,18 +207,18 @@ events = sa.Table(
     sa.UniqueConstraint("experiment_id", "number"),
 )
 
-snapshots = sa.Table(
+sa.Table(
     "snapshots",
-    newest,
+    version_3,
     sa.Column("id", sa.ForeignKey("experiments.id"), primary_key=True, autoincrement=False),
     sa.Column("number", sa.Integer, nullable=False),
     sa.Column("state", JsonText, nullable=False),
     _checksum(),
 )
 
-runs = sa.Table(
+sa.Table(
     "runs",
-    newest,
+    version_3,
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("trial_id", sa.ForeignKey("trials.id"), nullable=False),
     sa.Column("run_id", sa.Integer, nullable=False),
@@ -238,24 +232,22 @@ runs = sa.Table(
     sa.Column("outcome", sa.Text),
     sa.Column("outcome_reason", sa.Text),
     _checksum(),
-    _identity(),
     sa.UniqueConstraint("trial_id", "run_id"),
 )
 
-runners = sa.Table(
+sa.Table(
     "runners",
-    newest,
+    version_3,
     sa.Column("id", sa.ForeignKey("experiments.id"), primary_key=True, autoincrement=False),
     *_process_columns(),
     sa.Column("wanted_slots", sa.Integer, nullable=False),
     sa.Column("since", Moment, nullable=False),
     _checksum(),
-    _identity(),
 )
 
-leases = sa.Table(
+sa.Table(
     "leases",
-    newest,
+    version_3,
     sa.Column("host", sa.Text, primary_key=True),
     sa.Column("slot", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("experiment_id", sa.Integer, nullable=False),
@@ -263,12 +255,11 @@ leases = sa.Table(
     sa.Column("pid", sa.BigInteger, nullable=False),
     sa.Column("process_started", sa.Float, nullable=False),
     sa.Column("since", Moment, nullable=False),
-    _identity(),
 )
 
-models = sa.Table(
+sa.Table(
     "models",
-    newest,
+    version_3,
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("name", sa.Text, nullable=False, unique=True),
     sa.Column("description", sa.Text),
@@ -283,9 +274,9 @@ models = sa.Table(
     sqlite_autoincrement=True,
 )
 
-versions = sa.Table(
+sa.Table(
     "versions",
-    newest,
+    version_3,
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("model_id", sa.ForeignKey("models.id"), nullable=False),
     sa.Column("number", sa.Integer, nullable=False),
@@ -299,6 +290,28 @@ versions = sa.Table(
     _checksum(),
     sa.UniqueConstraint("model_id", "number"),
 )
+
+newest = sa.MetaData()
+for _each in version_3.sorted_tables:
+    _each.to_metadata(newest)
+
+experiments = newest.tables["experiments"]
+trials = newest.tables["trials"]
+metrics = newest.tables["metrics"]
+checkpoints = newest.tables["checkpoints"]
+tallies = newest.tables["tallies"]
+events = newest.tables["events"]
+snapshots = newest.tables["snapshots"]
+runs = newest.tables["runs"]
+runners = newest.tables["runners"]
+leases = newest.tables["leases"]
+models = newest.tables["models"]
+versions = newest.tables["versions"]
+
+NAMING_PROCESSES = (trials, runs, runners, leases)
+for _each in NAMING_PROCESSES:
+    # What tells a process from others with the same id.
+    _each.append_column(_new("identity", JsonText))
 
 _versions = sa.MetaData()
 schema_version = sa.Table(
