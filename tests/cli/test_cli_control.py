@@ -9,6 +9,8 @@ import psutil
 import pytest
 from command_lab import Lab, eventually
 
+from determined import tracking
+
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -41,7 +43,20 @@ def test_an_experiment_whose_runner_was_killed_shows_it_and_goes_on(lab: Lab) ->
     waiting = lab.det("e", "wait", id)
     assert (waiting.exit_code, f"det experiment activate {id}" in waiting.stderr) == (1, True)
     lab.go.touch()
-    assert f"Experiment {id} runs." in lab.succeeds("e", "activate", id)
+    output = lab.succeeds("e", "activate", id)
+    assert output == f"Experiment {id} runs. Its runner is process {runner(lab, id).pid}.\n"
+    assert "COMPLETED" in lab.succeeds("e", "wait", id, "--timeout", 90)
+
+
+def test_an_experiment_of_a_machine_that_is_gone_is_taken_over_by_force(lab: Lab) -> None:
+    id = lab.create("--paused")
+    with tracking.Ledger.open(lab.home / "tracking.db", id) as ledger:
+        ledger.claim(tracking.RunProcess(pid=4242, host="elsewhere"))
+    refused = lab.det("e", "delete", id, "--yes")
+    assert (refused.exit_code, "process 4242 on 'elsewhere'" in refused.stderr) == (1, True)
+    assert "--force" in refused.stderr
+    lab.go.touch()
+    lab.succeeds("e", "activate", id, "--force")
     assert "COMPLETED" in lab.succeeds("e", "wait", id, "--timeout", 90)
 
 

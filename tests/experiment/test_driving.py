@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import statistics
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from driven import Experiments, config, eventually, experiments
@@ -147,6 +148,16 @@ def test_a_second_runner_is_refused_at_once(lab: Experiments) -> None:
     id = lab.create(long())
     with pytest.raises(errors.TrackingException, match="is run by process"):
         drive(id, lab.home)
+    control.kill(id, lab.home)
+    control.wait(id, 60, lab.home)
+
+
+def test_those_who_activate_an_experiment_at_once_learn_which_process_drives_it(lab: Experiments) -> None:
+    id = lab.create(long())
+    lab.kill_runner(id)
+    with ThreadPoolExecutor(3) as threads:
+        pids = set(threads.map(lambda _: control.activate(id, lab.home), range(3)))
+    assert pids == {lab.runner(id).pid}
     control.kill(id, lab.home)
     control.wait(id, 60, lab.home)
 

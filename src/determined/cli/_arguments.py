@@ -15,6 +15,10 @@ from ._output import open_records, plain
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Also if a process of another machine or container, which cannot be asked, has it."),
+]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Watch it until it ends.")]
 Slots = Annotated[
     int | None,

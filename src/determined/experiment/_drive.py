@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -29,6 +31,7 @@ from determined.tracking import Ledger, Records, RunState, Slots
 logger = logging.getLogger("determined.experiment")
 
 _STARTING = 60.0
+_LOOKING = 0.02
 
 
 def drive(experiment_id: int, at: Home | None = None, executor: Executor | None = None) -> RunState:
@@ -85,8 +88,42 @@ def _tidy_up_after_others(place: Home) -> None:
 
 
 def start(experiment_id: int, at: Home | None = None, slots: int | None = None) -> int:
-    """Start the process that drives an experiment, and return its id once it does."""
+    """Start the process that drives an experiment, and return its id once it does.
+
+    If another process has taken over meanwhile, that one drives it, and its id is returned.
+    """
     place = at or home()
+    with Ledger.open(place.database, experiment_id) as ledger:
+        deadline = time.monotonic() + _STARTING
+        while True:
+            started = _started(experiment_id, place, slots)
+            was_taken = _awaited(started, ledger, deadline)
+            runner = ledger.runner()
+            if runner is not None and not runner.is_gone:
+                return runner.pid
+            if started.process.poll() == 0:  # it had nothing left to do
+                return started.process.pid
+            if not was_taken or time.monotonic() > deadline:
+                raise errors.InternalException(
+                    f"The process that drives experiment {experiment_id} did not start: {started.said}"
+                )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Started:
+    """A process that was started to drive an experiment, and where its output begins in the log."""
+
+    process: subprocess.Popen[bytes]
+    log: pathlib.Path
+    began: int
+
+    @property
+    def said(self) -> str:
+        """What it has printed."""
+        return self.log.read_bytes()[self.began :].decode(errors="replace").strip() or "it said nothing"
+
+
+def _started(experiment_id: int, place: Home, slots: int | None) -> _Started:
     log = place.runner_log(experiment_id)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
@@ -102,21 +139,21 @@ def start(experiment_id: int, at: Home | None = None, slots: int | None = None) 
         )
     # Somebody must take note of its end as long as this process lives.
     threading.Thread(target=process.wait, name=f"runner of experiment {experiment_id}", daemon=True).start()
-    with Ledger.open(place.database, experiment_id) as ledger:
-        deadline = time.monotonic() + _STARTING
-        while time.monotonic() < deadline:
-            runner = ledger.runner()
-            if runner is not None and runner.pid == process.pid:
-                return process.pid
-            if process.poll() is not None:
-                break
-            time.sleep(0.02)
-    if process.poll() == 0:  # it had nothing left to do
-        return process.pid
-    said = log.read_bytes()[began:].decode(errors="replace").strip()
-    raise errors.InternalException(
-        f"The process that drives experiment {experiment_id} did not start: {said or 'it said nothing'}"
-    )
+    return _Started(process, log, began)
+
+
+def _awaited(started: _Started, ledger: Ledger, deadline: float) -> bool:
+    """Wait until a process drives the experiment or has ended; returns whether another one did drive it meanwhile."""
+    was_taken = False
+    while time.monotonic() < deadline:
+        runner = ledger.runner()
+        if runner is not None and runner.pid == started.process.pid:
+            break
+        was_taken |= runner is not None and not runner.is_gone
+        if started.process.poll() is not None:
+            break
+        time.sleep(_LOOKING)
+    return was_taken
 
 
 def main(experiment_id: int) -> int:

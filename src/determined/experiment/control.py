@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 
@@ -27,23 +28,31 @@ from determined.tracking import (
     Wish,
 )
 
+logger = logging.getLogger("determined.experiment")
+
 _LOOKING = 0.2
 _ENDING = 30.0
 """Seconds that a runner has to end, or to begin."""
 
 
-def activate(experiment_id: int, at: Home | None = None, slots: int | None = None) -> None:
-    """Let an experiment run, from where it was if it was paused or its runner is gone."""
+def activate(
+    experiment_id: int, at: Home | None = None, slots: int | None = None, *, force: bool = False
+) -> int | None:
+    """Let an experiment run, from where it was if it was paused or its runner is gone.
+
+    Returns the id of the process that drives it, None if it has ended meanwhile. `force`, here and below, takes the
+    experiment from a runner of another machine or container, which cannot be asked from here whether it still runs.
+    """
     if not is_run(experiment_id, at):
         config = Records((at or home()).database).experiment(experiment_id).config
         require_slots(configs.from_map(config or {}), this_machine(slots))
-    _ask(experiment_id, Desired.ACTIVE, at)
-    _have_runner(experiment_id, at, slots)
+    _ask(experiment_id, Desired.ACTIVE, at, force=force)
+    return _have_runner(experiment_id, at, slots)
 
 
-def pause(experiment_id: int, at: Home | None = None) -> None:
+def pause(experiment_id: int, at: Home | None = None, *, force: bool = False) -> None:
     """Let all trials save and stop; `activate` goes on."""
-    _ask(experiment_id, Desired.PAUSED, at)
+    _ask(experiment_id, Desired.PAUSED, at, force=force)
     with Ledger.open((at or home()).database, experiment_id) as ledger:
         if not _is_run(ledger) and ledger.control().state is not RunState.PAUSED:
             ledger.claim()
@@ -51,15 +60,15 @@ def pause(experiment_id: int, at: Home | None = None) -> None:
             ledger.release()
 
 
-def cancel(experiment_id: int, at: Home | None = None) -> None:
+def cancel(experiment_id: int, at: Home | None = None, *, force: bool = False) -> None:
     """End an experiment; its trials save a last checkpoint."""
-    _ask(experiment_id, Desired.CANCELED, at)
+    _ask(experiment_id, Desired.CANCELED, at, force=force)
     _have_runner(experiment_id, at)
 
 
-def kill(experiment_id: int, at: Home | None = None) -> None:
+def kill(experiment_id: int, at: Home | None = None, *, force: bool = False) -> None:
     """End an experiment and its trials at once."""
-    _ask(experiment_id, Desired.KILLED, at)
+    _ask(experiment_id, Desired.KILLED, at, force=force)
     _have_runner(experiment_id, at)
 
 
@@ -142,18 +151,34 @@ def _is_run(ledger: Ledger) -> bool:
     return runner is not None and not runner.is_gone
 
 
-def _ask(experiment_id: int, desired: Desired, at: Home | None) -> None:
+def _ask(experiment_id: int, desired: Desired, at: Home | None, *, force: bool) -> None:
     with Ledger.open((at or home()).database, experiment_id) as ledger:
         ledger.ask(desired=desired)
+        runner = ledger.runner()
+        if runner is None or runner.is_here or runner.is_gone:
+            return
+        if force:
+            ledger.claim(force=True)
+            ledger.release()
+        else:
+            logger.warning(
+                "Experiment %d is run by process %d on %r, which cannot be asked from here whether it still runs. If "
+                "it does, it does what was asked; if it is gone for certain, repeat the command with --force.",
+                experiment_id,
+                runner.pid,
+                runner.host,
+            )
 
 
-def _have_runner(experiment_id: int, at: Home | None, slots: int | None = None) -> None:
-    """Start a runner unless there is one, which notices by itself what it is asked for."""
+def _have_runner(experiment_id: int, at: Home | None, slots: int | None = None) -> int | None:
+    """Start a runner unless there is one, which notices by itself what it is asked for; returns its process id."""
     deadline = time.monotonic() + _ENDING
     with Ledger.open((at or home()).database, experiment_id) as ledger:
         # One that has paused the experiment does not look up any more; it is about to end.
         while _is_run(ledger) and ledger.control().state is RunState.PAUSED and time.monotonic() < deadline:
             time.sleep(_LOOKING / 10)
-        if _is_run(ledger) or ledger.control().state.is_final:
-            return
-    _drive.start(experiment_id, at, slots)
+        if (runner := ledger.runner()) is not None and not runner.is_gone:
+            return runner.pid
+        if ledger.control().state.is_final:
+            return None
+    return _drive.start(experiment_id, at, slots)

@@ -53,7 +53,7 @@ _FILES = {
     "page.js": _HERE / "static" / "page.js",
     "plotly.js": _plotly(),
 }
-_EXPERIMENT_ACTIONS: dict[str, Callable[[int, Home], None]] = {
+_EXPERIMENT_ACTIONS: dict[str, Callable[[int, Home], object]] = {
     "pause": control.pause,
     "activate": control.activate,
     "cancel": control.cancel,

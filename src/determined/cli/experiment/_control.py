@@ -2,46 +2,49 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated
 
 import typer
 
 from determined import tracking
 from determined.cli import _output
-from determined.cli._arguments import ExperimentId, ExperimentIds, Follow, Slots, Yes
+from determined.cli._arguments import ExperimentId, ExperimentIds, Follow, Force, Slots, Yes
 from determined.cli._each import each
 
 
-def pause(ids: ExperimentIds) -> None:
+def pause(ids: ExperimentIds, force: Force = False) -> None:
     """Let all trials save a checkpoint and stop; `activate` goes on from there."""
     from determined.experiment import control
 
-    each(ids, control.pause, "Experiment {0} pauses; `det experiment activate {0}` goes on.")
+    act = functools.partial(control.pause, force=force)
+    each(ids, act, "Experiment {0} pauses; `det experiment activate {0}` goes on.")
 
 
-def activate(ids: ExperimentIds, follow: Follow = False, slots: Slots = None) -> None:
+def activate(ids: ExperimentIds, follow: Follow = False, slots: Slots = None, force: Force = False) -> None:
     """Let experiments run on that were paused, or whose runner is gone."""
     if follow and len(ids) > 1:
         raise typer.BadParameter("only one experiment can be followed; leave --follow out, or give one id.")
     from determined.experiment import control
 
-    each(ids, lambda id: control.activate(id, slots=slots), "Experiment {} runs.")
+    act = functools.partial(control.activate, slots=slots, force=force)
+    each(ids, act, "Experiment {0} runs. Its runner is process {1}.")
     if follow:
         watch(ids[0])
 
 
-def cancel(ids: ExperimentIds) -> None:
+def cancel(ids: ExperimentIds, force: Force = False) -> None:
     """End experiments; their trials save a last checkpoint."""
     from determined.experiment import control
 
-    each(ids, control.cancel, "Experiment {} ends; its trials save first.")
+    each(ids, functools.partial(control.cancel, force=force), "Experiment {} ends; its trials save first.")
 
 
-def kill(ids: ExperimentIds) -> None:
+def kill(ids: ExperimentIds, force: Force = False) -> None:
     """End experiments at once; what their trials did since the last checkpoint is lost."""
     from determined.experiment import control
 
-    each(ids, control.kill, "Experiment {} is killed.")
+    each(ids, functools.partial(control.kill, force=force), "Experiment {} is killed.")
 
 
 def wait(
@@ -57,7 +60,7 @@ def wait(
         raise typer.Exit(1)
 
 
-def delete(ids: ExperimentIds, yes: Yes = False) -> None:
+def delete(ids: ExperimentIds, yes: Yes = False, force: Force = False) -> None:
     """Delete experiments with their checkpoints, logs and records, for good."""
     from determined.experiment import control
 
@@ -66,7 +69,7 @@ def delete(ids: ExperimentIds, yes: Yes = False) -> None:
         record = records.experiment(id)
         what = f"{record.name} with {record.trial_count} trials and {record.checkpoint_count} checkpoints"
         typer.confirm(f"Delete experiment {id}, {_output.plain(what)}, for good?", abort=True)
-    each(ids, control.delete, "Deleted experiment {}.")
+    each(ids, functools.partial(control.delete, force=force), "Deleted experiment {}.")
 
 
 def watch(id: int, *, from_start: bool = False) -> None:
