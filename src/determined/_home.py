@@ -67,9 +67,14 @@ class Home:
         """TensorBoard files of one trial."""
         return self.tensorboards(experiment_id) / f"trial-{trial_id}"
 
+    @property
+    def experiments(self) -> pathlib.Path:
+        """One folder an experiment id."""
+        return self.path / "experiments"
+
     def experiment(self, experiment_id: int) -> pathlib.Path:
         """What a runner keeps of one experiment."""
-        return self.path / "experiments" / str(experiment_id)
+        return self.experiments / str(experiment_id)
 
     def code(self, experiment_id: int) -> pathlib.Path:
         """The snapshot of the program that an experiment's trials run."""

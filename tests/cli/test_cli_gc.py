@@ -48,7 +48,7 @@ def state_of(records: tracking.Records, uuid: str) -> tracking.CheckpointState:
 def test_nothing_to_do_is_said(det: Det, home: pathlib.Path) -> None:
     result = det("gc")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert [line.split()[0] for line in result.stdout.splitlines()] == ["0"] * 5
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["0"] * 6
     assert not home.exists()
 
 
@@ -73,6 +73,17 @@ def test_leftovers_of_dead_processes_go_and_those_of_living_ones_stay(det: Det, 
         living.communicate("\n", timeout=60)
     assert living.returncode == 0
     assert store.verified("living").is_dir()
+
+
+def test_an_experiment_goes_whose_creation_was_killed_and_one_that_is_being_created_stays(
+    det: Det, home: pathlib.Path
+) -> None:
+    killed, living = (home / "experiments" / f"new-{name}" for name in ("killed", "living"))
+    for folder in (killed, living):
+        (folder / "code").mkdir(parents=True)
+    with storage.locked(living):
+        assert "1 experiments cleared that were not created to the end\n  new-killed\n" in det("gc").stdout
+    assert (killed.exists(), living.exists()) == (False, True)
 
 
 def test_leftover_of_a_process_that_was_killed_goes(det: Det, store: storage.FolderStore) -> None:

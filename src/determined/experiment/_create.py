@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import shutil
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from determined import errors, storage
 from determined._home import Home, home
@@ -16,6 +17,9 @@ from determined.experiment._results import pinned, source_checkpoint
 from determined.experiment.config import ExperimentConfig
 from determined.experiment.search import Search
 from determined.tracking import Desired, ExperimentDescription, Ledger
+
+_NEW = "new-"
+"""What the names of folders begin with whose experiments are not on record yet."""
 
 
 def create(
@@ -34,17 +38,40 @@ def create(
     place = at or home()
     check(config, folder, place, this_machine(slots))
     config = pinned(config, place)
-    staging = place.path / "experiments" / f"new-{uuid.uuid4().hex}"
-    _code.take(pathlib.Path(folder), staging, includes)
-    try:
+    with _staging(place) as staging:
+        code = staging / "code"
+        _code.take(pathlib.Path(folder), code, includes)
         with Ledger.create(place.database, _described(config, paused)) as ledger:
             target = place.code(ledger.experiment_id)
             target.parent.mkdir(parents=True, exist_ok=True)
-            staging.rename(target)
+            code.rename(target)
             return ledger.experiment_id
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
+
+
+@contextlib.contextmanager
+def _staging(place: Home) -> Iterator[pathlib.Path]:
+    """Give a folder for what is not on record yet; it is removed after the block, and locked until then."""
+    place.experiments.mkdir(mode=0o700, parents=True, exist_ok=True)
+    staging = place.experiments / f"{_NEW}{uuid.uuid4().hex}"
+    with contextlib.ExitStack() as stack:
+        # So that nobody takes the folder for a leftover before it is locked.
+        with storage.locked(place.experiments):
+            staging.mkdir(mode=0o700)
+            stack.callback(shutil.rmtree, staging, ignore_errors=True)
+            stack.enter_context(storage.locked(staging))
+        yield staging
+
+
+def remove_leftovers(place: Home) -> list[str]:
+    """Remove what a `create` that was killed has left in the home folder, and return the names of the folders."""
+    if not place.experiments.is_dir():
+        return []
+    with storage.locked(place.experiments):
+        found = [path for pattern in (f"{_NEW}*", f".{_NEW}*.partial") for path in place.experiments.glob(pattern)]
+        dead = [path for path in found if not storage.is_locked(path)]
+        for path in dead:
+            shutil.rmtree(path, ignore_errors=True)
+    return sorted(path.name for path in dead)
 
 
 def check(

@@ -12,6 +12,7 @@ from determined.experiment import _drive
 from determined.experiment import config as configs
 from determined.experiment._continuing import continuation
 from determined.experiment._copies import download_checkpoint as download_checkpoint
+from determined.experiment._create import remove_leftovers as remove_leftovers
 from determined.experiment._create import require_slots
 from determined.experiment._deletion import delete as delete
 from determined.experiment._deletion import delete_checkpoint as delete_checkpoint

@@ -3,6 +3,7 @@
 from determined.storage._config import store_for
 from determined.storage._faults import reach
 from determined.storage._folder import FolderStore, errors_naming, sync_folder
+from determined.storage._locks import is_locked, locked
 from determined.storage._manifest import MANIFEST_FILE, Manifest
 from determined.storage._plain import read_plain
 from determined.storage._retention import Candidate, Retention, doomed
@@ -15,6 +16,8 @@ __all__ = [
     "Retention",
     "doomed",
     "errors_naming",
+    "is_locked",
+    "locked",
     "reach",
     "read_plain",
     "store_for",
