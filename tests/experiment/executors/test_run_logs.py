@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import psutil
 import pytest
 
 from determined.experiment.executors import LogLine, follow_logs, read_logs
@@ -53,6 +54,25 @@ def test_runs_and_ranks_are_in_the_order_of_time(tmp_path: pathlib.Path, write: 
 def test_lines_of_one_rank_stay_in_order_when_the_clock_goes_back(tmp_path: pathlib.Path, write: Write) -> None:
     write(1, 0, (5.0, "a"), (2.0, "b"), (6.0, "c"))
     assert texts(read_logs(tmp_path)) == list("abc")
+
+
+@pytest.mark.parametrize("limit", [{}, {"tail": 10**6}], ids=["from the first", "from the last"])
+def test_of_a_long_log_only_the_part_since_a_time_is_read(
+    limit: dict[str, int], tmp_path: pathlib.Path, write: Write
+) -> None:
+    write(1, 0, *((float(number), f"{number} {'x' * 200}") for number in range(40_000)))
+    before = psutil.Process().io_counters().read_chars
+    found = texts(read_logs(tmp_path, since=39_900.0, **limit))
+    read = psutil.Process().io_counters().read_chars - before
+    assert [text.split()[0] for text in found] == [str(number) for number in range(39_900, 40_000)]
+    assert read < (tmp_path / "run-1" / "rank-0.log").stat().st_size / 10
+
+
+def test_every_time_in_a_long_log_can_be_asked_for(tmp_path: pathlib.Path, write: Write) -> None:
+    write(1, 0, *((float(number), "x" * (number * 7919 % 3000)) for number in range(1000)))
+    for since in range(0, 1000, 37):
+        assert len(list(read_logs(tmp_path, since=float(since), tail=1001))) == 1000 - since
+        assert next(read_logs(tmp_path, since=float(since), head=1)).time == since
 
 
 def test_some_ranks_only(tmp_path: pathlib.Path, write: Write) -> None:

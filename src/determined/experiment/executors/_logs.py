@@ -16,6 +16,7 @@ from determined._home import runs_of, trials_of
 from determined.experiment.executors._output import stamp
 
 _BLOCK = 1 << 16
+_SAMPLE = 512
 _POLL = 0.2
 _RESTING = 20
 """How much longer than looking through many files a pause before the next look is."""
@@ -163,7 +164,7 @@ def _last(files: dict[_File, int], wanted: _Wanted, count: int) -> Iterator[LogL
 
 
 def _forwards(file: _File, wanted: _Wanted, begin: int, end: int) -> Iterator[LogLine]:
-    rest = b""
+    begin, rest = _first_wanted(file.path, wanted, begin, end), b""
     while begin < end and (block := _block(file.path, begin, end)):
         begin += len(block)
         *lines, rest = (rest + block).split(b"\n")
@@ -173,9 +174,9 @@ def _forwards(file: _File, wanted: _Wanted, begin: int, end: int) -> Iterator[Lo
 
 
 def _backwards(file: _File, wanted: _Wanted, end: int) -> Iterator[LogLine]:
-    rest = b""
-    while end:
-        begin = max(0, end - _BLOCK)
+    start, rest = _first_wanted(file.path, wanted, 0, end), b""
+    while end > start:
+        begin = max(start, end - _BLOCK)
         first, *lines = (_block(file.path, begin, end) + rest).split(b"\n")
         for raw in reversed(lines):
             if (line := wanted.line(file, raw)) is not None:
@@ -183,6 +184,24 @@ def _backwards(file: _File, wanted: _Wanted, end: int) -> Iterator[LogLine]:
         rest, end = first, begin
     if (line := wanted.line(file, rest)) is not None:
         yield line
+
+
+def _first_wanted(path: pathlib.Path, wanted: _Wanted, begin: int, end: int) -> int:
+    """Return from where on to read: the lines before it are too old. Looks at one line of each block.
+
+    Where the clock was set back, lines of a single block that seem newer than those around them may count as old.
+    """
+    if not wanted.since or end - begin <= _BLOCK:
+        return begin
+    with path.open("rb", buffering=_SAMPLE) as opened:
+        for inside in range(begin + _BLOCK, end, _BLOCK):
+            opened.seek(inside)
+            opened.readline()  # the rest of a line
+            line = opened.tell()
+            if line >= end or opened.read(len(wanted.since)) >= wanted.since:
+                break
+            begin = line
+    return begin
 
 
 def _block(path: pathlib.Path, begin: int, end: int) -> bytes:
