@@ -19,6 +19,14 @@ def plain(value: Any, limit: int | None = None) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
+def plain_lines(value: Any, limit: int | None = None) -> str:
+    """Return text of several lines for a terminal, cut to a length if one is given; its lines stay lines."""
+    text = str(value)
+    if limit is not None and len(text) > limit:
+        text = text[: limit - 1] + "…"
+    return "\n".join(plain(line.expandtabs()) for line in text.split("\n"))
+
+
 def bounded(text: str, limit: int) -> str:
     """Return a name of at most so many characters: the end of a longer one is replaced by the checksum of the whole."""
     if len(text) <= limit:

@@ -232,6 +232,14 @@ def test_downloading_a_deleted_checkpoint_says_so(
     assert (result.exit_code, "was deleted" in result.stderr) == (1, True)
 
 
+def test_a_reason_of_several_lines_is_shown_in_lines(det: Det, start: Callable[..., Any]) -> None:
+    with start() as recorder:
+        recorder.write([tracking.StateChanged(state=tracking.RunState.ERROR, time=1.0, reason="two:\n  one\n  other")])
+    shown = [line.rstrip() for line in det("trial", "describe", 1).stdout.splitlines()]
+    at = next(number for number, line in enumerate(shown) if line.startswith("reason"))
+    assert [line.split() for line in shown[at : at + 3]] == [["reason", "two:"], ["one"], ["other"]]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

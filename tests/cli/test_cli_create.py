@@ -216,6 +216,13 @@ def test_a_package_that_determined_brought_along_is_named_with_its_command(lab: 
     assert "pip install 'resolute[determined]'" in result.stderr
 
 
+def test_an_error_of_several_lines_is_told_in_lines(lab: Lab) -> None:
+    program = (lab.code / "line.py").read_text()
+    (lab.code / "line.py").write_text(program.replace("self.context = context", "raise ValueError('two:\\n  one\\n')"))
+    result = lab.det("e", "create", lab.write(CLASS_CONFIG), lab.code, "--local", "--test")
+    assert result.stderr.endswith("Error: the test failed: ValueError: two:\n  one\n")
+
+
 def test_a_module_that_is_not_in_the_copy_fails_the_test(lab: Lab) -> None:
     (lab.code / ".detignore").write_text("line.py\n")
     result = lab.det("e", "create", lab.write(CLASS_CONFIG), lab.code, "--local", "--test")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from determined import tracking
+from determined._text import plain_lines
 
 from . import _output
 
@@ -41,7 +42,7 @@ def _say(result: Rehearsal, seconds: float) -> None:
     from determined.experiment.executors import EndReason
 
     if result.ended.reason is not EndReason.COMPLETED:
-        typer.echo(f"Error: the test failed: {_output.plain(result.ended.message, limit=2000)}", err=True)
+        typer.echo(f"Error: the test failed: {plain_lines(result.ended.message, limit=2000)}", err=True)
         raise typer.Exit(1)
     for report in result.reports:
         typer.echo(f"{_output.plain(report.group)}: {_output.plain(tracking.encode_json(report.metrics), limit=1000)}")

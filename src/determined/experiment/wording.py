@@ -21,7 +21,7 @@ def cell(value: Any) -> str:
         return f"{value:.6g}"
     if isinstance(value, Mapping | list | tuple):
         return _text.plain(tracking.encode_json(value), LONGEST_CELL)
-    return _text.plain(value, LONGEST_CELL)
+    return _text.plain_lines(value, LONGEST_CELL)
 
 
 def when(seconds: float | None) -> str | None:

@@ -64,6 +64,12 @@ def test_message_of_a_program_that_lacks_a_package_of_determined_says_how_to_ins
     assert "pip install 'resolute[determined]'" in ended.message
 
 
+def test_message_of_a_failed_program_has_the_indented_lines_of_its_exception(runs: Runs) -> None:
+    program = "raise ValueError('two problems:\\n  a is missing\\n\\tb is too long\\nThe end.')"
+    ended = runs.run(runs.spec([sys.executable, "-c", program]))
+    assert ended.message == "ValueError: two problems:\n  a is missing\n\tb is too long"
+
+
 def test_program_killed_by_somebody_else_has_failed(runs: Runs) -> None:
     ended = runs.run(runs.spec("echo noise >&2; kill -9 $$"))
     assert (ended.reason, ended.status) == (EndReason.FAILED, 137)

@@ -118,7 +118,7 @@ class LineDisplay:
         if before is None:
             self._say(f"trial {trial.id} {trial.label}: {hparams_text(trial, names)}")
         elif trial.label != before:
-            why = f" ({_output.plain(trial.reason)})" if trial.reason else ""
+            why = f" ({wording.cell(trial.reason)})" if trial.reason else ""
             self._say(f"trial {trial.id} {trial.label}{why}")
 
     def _say_news(self, view: View, news: Sequence[tracking.Validation]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import datetime
+import itertools
 import os
 import pathlib
 import re
@@ -18,6 +19,7 @@ _CHUNK = 1 << 16
 _MOST_LEFT = 1 << 24
 _LAST_LINES = 100
 _LONGEST_LAST_LINE = 1000
+_MOST_DETAILS = 20
 _TRACEBACK = "Traceback (most recent call last):"
 _RANK = re.compile(r"\[rank=?\d+\]:? ")  # as launchers put it before each line
 
@@ -104,11 +106,20 @@ class Output:
 
 
 def gist(lines: Iterable[str]) -> str:
-    """Return the one line to show of an error output: what the last traceback ends with, else the last line."""
+    """Return what to show of an error output: the exception that the last traceback ends with, else the last line.
+
+    Indented lines that follow belong to the exception, as those of the problems that torch lists.
+    """
     lines = [_RANK.sub("", line, count=1).rstrip() for line in lines if line.strip()]
     if _TRACEBACK in lines:
         begin = len(lines) - lines[::-1].index(_TRACEBACK)
-        for line in lines[begin:]:
-            if not line[:1].isspace():
-                return explained(line)
+        inside = itertools.takewhile(_is_indented, lines[begin:])
+        at = begin + sum(1 for _ in inside)
+        if at < len(lines):
+            details = itertools.takewhile(_is_indented, lines[at + 1 : at + _MOST_DETAILS])
+            return "\n".join([explained(lines[at]), *details])
     return lines[-1] if lines else ""
+
+
+def _is_indented(line: str) -> bool:
+    return line[:1].isspace()
