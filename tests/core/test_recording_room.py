@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import pathlib
-import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from determined import core, errors, tracking
+from disks import small_disk
 
 REPORTS = 20
 NOTE = "x" * 200_000
@@ -20,14 +20,9 @@ Resize = Callable[[str], None]
 @pytest.fixture
 def disk(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Resize]:
     """Give the home folder a disk of its own, to be given a size or made read-only by mount options."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", folder], capture_output=True, text=True)
-    if made.returncode:
-        pytest.skip(f"mounting is not allowed here: {made.stderr.strip()}")
-    monkeypatch.setenv("DET_HOME", str(folder / "home"))
-    yield lambda options: subprocess.run(["mount", "-o", f"remount,{options}", folder], check=True) and None
-    subprocess.run(["umount", "--lazy", folder], check=True)
+    with small_disk(tmp_path / "disk", "4k") as made:
+        monkeypatch.setenv("DET_HOME", str(made.folder / "home"))
+        yield made.mount
 
 
 @pytest.fixture

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import pathlib
 import random
+import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 from simulation import ASHA, Simulation, assert_search_is_sound, learning, lr, simulated
 
+from determined import errors
 from determined.tracking import Desired, Records, RunState, Wish
+from disks import SmallDisk, small_disk
 
 
 def states(simulation: Simulation) -> Counter[RunState]:
@@ -218,3 +223,54 @@ def test_trials_make_room_when_others_need_it_and_go_on_later(tmp_path: pathlib.
     assert runner.run() is RunState.COMPLETED
     assert [trial.run_id for trial in simulation.ledger.trials()] == [1, 2, 2, 2]
     assert all(trial.restarts == 0 for trial in simulation.ledger.trials())
+
+
+@pytest.fixture
+def disk(tmp_path: pathlib.Path) -> Iterator[SmallDisk]:
+    with small_disk(tmp_path / "disk", "20m") as made:
+        yield made
+
+
+@contextlib.contextmanager
+def after_a_warning(said: str, act: Callable[[], None]) -> Iterator[None]:
+    """Do something on another thread when a log of experiments says something."""
+    heard = threading.Event()
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if said in record.getMessage():
+                heard.set()
+
+    def wait() -> None:
+        assert heard.wait(60)
+        act()
+
+    ear, thread = Ear(), threading.Thread(target=wait)
+    logger = logging.getLogger("determined.experiment")
+    logger.addHandler(ear)
+    thread.start()
+    yield
+    thread.join()
+    logger.removeHandler(ear)
+
+
+FOUR_TRIALS = {"hyperparameters": lr(), "searcher": {"name": "random", "metric": "loss", "max_trials": 4}}
+
+
+def test_a_runner_waits_for_room_on_a_full_disk(disk: SmallDisk) -> None:
+    simulation = simulated(disk.folder, FOUR_TRIALS, learning)
+    disk.fill()
+    with after_a_warning("waits for room on the disk", disk.empty):
+        assert simulation.run() is RunState.COMPLETED
+    assert states(simulation) == {RunState.COMPLETED: 4}
+    simulation.executor.close()
+    simulation.ledger.close()
+
+
+def test_a_runner_that_is_asked_to_leave_does_not_wait_for_room(disk: SmallDisk) -> None:
+    simulation = simulated(disk.folder, FOUR_TRIALS, learning)
+    runner = simulation.runner()
+    disk.fill()
+    with after_a_warning("waits for room", runner.leave), pytest.raises(errors.TrackingException, match="full"):
+        runner.run()
+    simulation.ledger.close()

@@ -20,7 +20,6 @@ from determined._info import ClusterInfo
 from determined._version import VERSION
 from determined.core._distributed import DistributedContext
 from determined.core._outbox import Outbox
-from determined.tracking._room import lacks_room
 
 if TYPE_CHECKING:
     from determined.tracking import Message, Recorder
@@ -168,7 +167,7 @@ class Recording:
                 stacklevel=1,
             )
         except errors.TrackingException as error:
-            if not lacks_room(error):
+            if not tracking.lacks_room(error):
                 raise
             self._waits_for_room = True
             self._complain(error)

@@ -22,6 +22,7 @@ from determined.experiment import config as configs
 from determined.experiment._machine import SLOTS_VARIABLE, this_machine
 from determined.experiment._pool import SharedPool
 from determined.experiment._results import conclude, source_checkpoint
+from determined.experiment._room import when_there_is_room
 from determined.experiment._runner import Runner
 from determined.experiment._runs import Runs
 from determined.experiment._searching import Searching
@@ -43,7 +44,7 @@ def drive(experiment_id: int, at: Home | None = None, executor: Executor | None 
     config = configs.from_map(Records(place.database).experiment(experiment_id).config or {})
     with contextlib.ExitStack() as claimed:
         ledger = claimed.enter_context(Ledger.open(place.database, experiment_id))
-        ledger.claim()
+        when_there_is_room(ledger.claim)
         claimed.callback(ledger.release)  # after the tidying up, so that others can wait for that too
         state = _run(config, ledger, place, executor)
         if state.is_final:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import shlex
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from determined import errors
 from determined.experiment._draft import Draft
 from determined.experiment._fate import Ending, Fate, fate_of, fate_without_run
 from determined.experiment._pool import Pool
+from determined.experiment._room import when_there_is_room
 from determined.experiment._runs import Runs
 from determined.experiment._searching import Searching
 from determined.experiment._trials import OpenTrial, OpenTrials
@@ -21,6 +24,8 @@ from determined.experiment.search import Create, Operation, Shutdown, Stop
 from determined.tracking import Desired, Ledger, RunState, TrialChange, Wish
 
 logger = logging.getLogger("determined.experiment")
+
+T = TypeVar("T")
 
 POLL = 0.1
 """Seconds between two looks at the record."""
@@ -125,11 +130,16 @@ class Runner:
         if draft.is_empty:
             return
         self._searching.keep(draft)
-        ids = self._ledger.commit(draft.turn())
+        turn = draft.turn()
+        ids = self._stored(lambda: self._ledger.commit(turn))
         for id, made in zip(ids, draft.created, strict=True):
             self._trials.add(OpenTrial(id, made.request_id, made.hparams, made.seed))
             logger.info("trial %d: created with %s", id, made.hparams)
         self._has_news = bool(ids)
+
+    def _stored(self, action: Callable[[], T]) -> T:
+        """Return what an action returns that stores something, once the disk has room for it."""
+        return when_there_is_room(action, lambda: self._asked_to_leave)
 
     @property
     def _entrypoint(self) -> str:
@@ -165,7 +175,7 @@ class Runner:
         trial = self._trials.get(ended.trial_id)
         if trial is None or not trial.is_running or trial.run_id != ended.run_id:
             return
-        self._pool.release(trial.id)
+        self._stored(lambda: self._pool.release(trial.id))
         trial.is_running = trial.is_on_record = False
         fate = fate_of(ended, trial.ending, trial.restarts, self._config.max_restarts, self._fatal_patterns)
         trial.restarts += fate.counts and fate.state is None
@@ -279,7 +289,7 @@ class Runner:
     def _started(self, draft: Draft, trials: list[OpenTrial]) -> list[RunSpec]:
         specs = []
         for trial in trials:
-            if (slots := self._pool.take(trial.id)) is None:
+            if (slots := self._stored(functools.partial(self._pool.take, trial.id))) is None:
                 break
             trial.run_id += 1
             trial.is_running = True
@@ -297,7 +307,7 @@ class Runner:
             if not trial.is_on_record and (process := self._executor.process(trial.id)) is not None:
                 trial.is_on_record = True
                 draft.change(TrialChange(trial_id=trial.id, process=process))
-                self._pool.hand_over(trial.id, process)
+                self._stored(functools.partial(self._pool.hand_over, trial.id, process))
 
     def _look_at_progress(self, draft: Draft) -> None:
         began = time.monotonic()

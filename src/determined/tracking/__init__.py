@@ -28,6 +28,7 @@ from ._messages import (
     StatusChanged,
 )
 from ._process import RunProcess
+from ._room import lacks_room
 from ._turns import (
     KEEP,
     Control,
@@ -115,6 +116,7 @@ __all__ = [
     "Validation",
     "Wish",
     "encode_json",
+    "lacks_room",
 ]
 
 _LOADED_ON_USE = {

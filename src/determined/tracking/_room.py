@@ -9,9 +9,9 @@ from determined import errors
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
-def lacks_room(error: errors.TrackingException) -> bool:
-    """Return whether the disk of the database is full or read-only, so that a later attempt may succeed."""
-    cause = getattr(error.__cause__, "orig", None) or error.__cause__
+def lacks_room(error: errors.TrackingException | OSError) -> bool:
+    """Return whether the disk is full or read-only, so that a later attempt may succeed."""
+    cause = error if isinstance(error, OSError) else getattr(error.__cause__, "orig", None) or error.__cause__
     code = getattr(cause, "sqlite_errorcode", None)
     if code is None:
         return isinstance(cause, OSError) and cause.errno in _NO_ROOM

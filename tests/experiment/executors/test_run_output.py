@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from determined.experiment.executors import EndReason
 from determined.experiment.executors._lines import LONGEST_LINE, LineCutter
+from disks import small_disk
 
 
 def cut(*parts: bytes, times: list[float] | None = None) -> list[str]:
@@ -133,6 +134,18 @@ def test_full_disk_is_no_reason_to_fail(runs: Runs) -> None:
     assert runs.run(spec).reason is EndReason.COMPLETED
     assert (spec.folder / "done").exists()
     spec.files.log(0).unlink()
+
+
+def test_a_run_begins_once_the_disk_has_room_for_its_folder(runs: Runs) -> None:
+    spec = runs.spec("echo begun")
+    with small_disk(spec.folder.parent, "64k") as disk:
+        disk.fill()
+        runs.start(spec)
+        runs.collect(1.0)
+        assert runs.going == {spec.trial_id}
+        disk.empty()
+        assert runs.end(spec).reason is EndReason.COMPLETED
+        assert runs.text(spec) == "begun\n"
 
 
 def test_lines_that_a_full_disk_swallowed_are_counted(tmp_path: pathlib.Path) -> None:

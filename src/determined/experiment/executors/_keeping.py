@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 from typing import Any
@@ -15,6 +16,9 @@ from determined.experiment.executors._processes import Identity, adopt_orphans, 
 from determined.experiment.executors._spec import Ended, EndReason, RunSpec
 from determined.experiment.executors._wakeup import woken_by
 from determined.launch._line import Line
+from determined.tracking import lacks_room
+
+_BETWEEN_ATTEMPTS_S = 1.0
 
 
 def keep(link: socket.socket) -> None:
@@ -34,8 +38,7 @@ def keep(link: socket.socket) -> None:
     woken = woken_by(signal.SIGCHLD, *STOPPING)
     problem: Exception | None = None
     try:
-        spec.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_json(spec.files.keeper, {**me, "server": order["server"]})
+        _make_folder(spec, {**me, "server": order["server"]}, link)
         ended = Keeper(spec, order["environment"], line, woken).run(further)
     except OSError as error:
         problem, ended = error, Ended.of(spec, EndReason.NOT_STARTED, f"{error}")
@@ -44,6 +47,18 @@ def keep(link: socket.socket) -> None:
     _announce(spec, ended, link)
     if problem is not None:
         raise problem  # with which this process ends, and all that it started
+
+
+def _make_folder(spec: RunSpec, keeper: dict[str, Any], link: socket.socket) -> None:
+    """Make the folder of a run, as soon as the disk has room for it; an order or the runner's end ends the waiting."""
+    while True:
+        try:
+            spec.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_json(spec.files.keeper, keeper)
+            return
+        except OSError as error:
+            if not lacks_room(error) or select.select([link], [], [], _BETWEEN_ATTEMPTS_S)[0]:
+                raise
 
 
 def _announce(spec: RunSpec, ended: Ended, link: socket.socket) -> None:
