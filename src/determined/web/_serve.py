@@ -38,6 +38,7 @@ def serve(
         import uvicorn
 
         from determined.web._app import make_app
+        from determined.web._connections import LimitedProtocol, max_connections
     except ImportError as error:
         raise errors.DeterminedException(
             f"the page needs {error.name}, which is not installed; run: pip install 'resolute[web]'"
@@ -46,6 +47,8 @@ def serve(
     token = secrets.token_urlsafe(32) if with_token or not _is_of_this_machine_alone(listening) else None
     config = uvicorn.Config(
         make_app(home, token, host),
+        http=LimitedProtocol,
+        limit_concurrency=max_connections() + 1,  # uvicorn refuses the request that reaches it
         log_level=logging.CRITICAL,
         access_log=False,
         ws="none",
