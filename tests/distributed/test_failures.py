@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ranks
-from determined import InvalidHP, pytorch, tracking
+from determined import InvalidHP, core, pytorch, tracking
 from determined.pytorch import Batch
 from trials import LineTrial, fit, records
 
@@ -166,6 +166,24 @@ def test_rank_that_hangs_is_named_with_its_stack() -> None:
     assert "Rank 1 has not come on for 3 seconds" in ended[0].output
     assert "in between" in ended[0].output
     assert "time.sleep(60)" in ended[0].output
+
+
+def slow_with_own_timeout(seconds: float) -> None:
+    rank = int(os.environ["RANK"])
+    torch.distributed.init_process_group("gloo")
+    own = core.DistributedContext(
+        rank=rank, size=2, local_rank=rank, local_size=2, cross_rank=0, cross_size=1,
+        pub_port=int(os.environ["MASTER_PORT"]), timeout=seconds,
+    )  # fmt: skip
+    fit(StuckTrial, {"distributed": own}, max_length=Batch(100_000), reporting_period=Batch(1000))
+
+
+def test_timeout_of_the_given_context_is_that_of_the_hang_watch() -> None:
+    with ranks.started(slow_with_own_timeout, 2, 3.0) as started:
+        started.await_output(1, "stuck")
+        ended = started.wait(3 + SOON)
+    assert [one.status for one in ended] == [1, 1]
+    assert "Rank 1 has not come on for 3 seconds" in ended[0].output
 
 
 def test_rank_that_is_frozen_is_given_up_after_the_timeout() -> None:

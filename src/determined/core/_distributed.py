@@ -73,7 +73,8 @@ class DistributedContext:
         self.cross_rank = cross_rank
         self.cross_size = cross_size
         self._process = os.getpid()
-        self._timeout = timeout_seconds(timeout)
+        self.timeout = timeout_seconds(timeout)
+        """Seconds to wait for other ranks."""
         self._lock = threading.Lock()
         self._receptions: list[Reception] = []
         self._side_line: ChiefLine | WorkerLine | None = None
@@ -236,7 +237,7 @@ class DistributedContext:
     def _star_of_machine(self, meeting: Meeting) -> Star:
         if self.local_size == 1:
             return Alone()
-        group = Group(size=self.local_size, index=self.local_rank, timeout=self._timeout, machine=self.cross_rank)
+        group = Group(size=self.local_size, index=self.local_rank, timeout=self.timeout, machine=self.cross_rank)
         return self._star(group, meeting.machine, dataclasses.replace(meeting, listener=None))
 
     def _star(self, group: Group, address: Address, meeting: Meeting) -> Star:
@@ -247,7 +248,7 @@ class DistributedContext:
         return Hub(group, reception, self._lock)
 
     def _group_of_all(self) -> Group:
-        return Group(size=self.size, index=self.rank, timeout=self._timeout)
+        return Group(size=self.size, index=self.rank, timeout=self.timeout)
 
     def _here(self, star: Star) -> Star:
         if os.getpid() != self._process:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from determined import errors
 from determined.core._agreement import StopAgreement
-from determined.core._distributed import DistributedContext, timeout_seconds
+from determined.core._distributed import DistributedContext
 from determined.core._preempt import PreemptContext
 from determined.core._sideline import SideLine
 
@@ -50,6 +50,7 @@ class RankWatch:
 
     def __init__(self, distributed: DistributedContext, line: SideLine, preempt: PreemptContext) -> None:
         self._rank = distributed.rank
+        self._timeout = distributed.timeout
         self._line = line
         self._preempt = preempt
         self._pulse: Callable[[], object] | None = None
@@ -165,10 +166,10 @@ class RankWatch:
             pulse = self._pulse() if self._pulse else None
             if pulse is None or pulse != beat:
                 beat, since, told = pulse, now, False
-            elif not told and now - since > timeout_seconds() and (stack := _stack_of_user_code()):
+            elif not told and now - since > self._timeout and (stack := _stack_of_user_code()):
                 told = True
-                place = f"has not come on for {timeout_seconds():g} seconds (DET_DISTRIBUTED_TIMEOUT) and is here:\n"
-                self._line.send({"kind": "hangs", "reason": place + stack})
+                limit = f"{self._timeout:g} seconds (DistributedContext(timeout=...) or DET_DISTRIBUTED_TIMEOUT)"
+                self._line.send({"kind": "hangs", "reason": f"has not come on for {limit} and is here:\n{stack}"})
 
     def _end_soon(self, failure: Failure) -> None:
         """End the process unless its main thread is on its way out within the time of grace."""
