@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -77,3 +78,13 @@ def test_without_platformdirs_the_folder_is_the_same(data_home: str | None, monk
         [sys.executable, "-c", WITHOUT_PLATFORMDIRS], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == str(platformdirs.user_data_path("resolute", appauthor=False))
+
+
+def test_home_folder_that_is_not_utf_8_is_refused_in_a_sentence(tmp_path: pathlib.Path) -> None:
+    environment = {**os.environb, b"DET_HOME": bytes(tmp_path) + b"/\xff", b"PYTHONPATH": bytes(SOURCES)}
+    command = [sys.executable, "-m", "determined.cli", "experiment", "list"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "is not UTF-8" in done.stderr
+    assert "set DET_HOME to another folder" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr

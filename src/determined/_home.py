@@ -7,6 +7,8 @@ import dataclasses
 import os
 import pathlib
 
+from determined import errors
+
 HOME_VARIABLE = "DET_HOME"
 RUN_FOLDER_VARIABLE = "DET_RUN_FOLDER"
 """Tells a trial process the folder of its run."""
@@ -107,7 +109,15 @@ class Home:
 def home() -> Home:
     """Return the home folder: `DET_HOME` if set, else the user's data folder of this platform."""
     chosen = os.environ.get(HOME_VARIABLE)
-    return Home(pathlib.Path(chosen).expanduser().absolute() if chosen else _user_data_folder())
+    path = pathlib.Path(chosen).expanduser().absolute() if chosen else _user_data_folder()
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise errors.StorageException(
+            f"The home folder {os.fsencode(path)!r} has a name that is not UTF-8, which the record cannot hold; set "
+            f"{HOME_VARIABLE} to another folder."
+        ) from None
+    return Home(path)
 
 
 def trials_of(experiment: pathlib.Path) -> dict[int, pathlib.Path]:

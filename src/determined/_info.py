@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from determined import errors
+from determined._secrets import mask_variables
 
 T = TypeVar("T")
 
@@ -50,7 +51,10 @@ class ClusterInfo:
         return dict(self.trial._config.get("data") or {})
 
     def to_environment(self) -> dict[str, str]:
-        """Return the variables from which `get_cluster_info` rebuilds this in another process."""
+        """Return the variables from which `get_cluster_info` rebuilds this in another process.
+
+        The config there has the names of its environment variables, not their values.
+        """
         trial = self.trial
         variables = {
             "DET_CLUSTER_ID": self.cluster_id,
@@ -63,7 +67,7 @@ class ClusterInfo:
             "DET_EXPERIMENT_ID": str(trial.experiment_id),
             "DET_TRIAL_SEED": str(trial.trial_seed),
             "DET_HPARAMS": json.dumps(trial.hparams),
-            "DET_EXPERIMENT_CONFIG": json.dumps(trial._config),
+            "DET_EXPERIMENT_CONFIG": json.dumps(mask_variables(trial._config)),
             "DET_STEPS_COMPLETED": str(trial._steps_completed),
             "DET_TRIAL_RUN_ID": str(trial._trial_run_id),
             "DET_GPU_UUIDS": json.dumps(self.gpu_uuids),

@@ -38,6 +38,8 @@ with core.init() as context:
 """
 
 TRIAL = """
+import os
+
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -48,6 +50,8 @@ from determined import pytorch
 class Line(pytorch.PyTorchTrial):
     def __init__(self, context):
         self.context = context
+        if not isinstance(context, pytorch.CheckpointLoadContext):
+            assert (os.environ["API_KEY"], os.environ["PIN"]) == ("hunter2", "30517")
         self.model = context.wrap_model(nn.Linear(1, 1))
         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=context.get_hparam("lr")))
         print("learns with", context.get_hparam("lr"))
@@ -86,7 +90,7 @@ CLASS_CONFIG: dict[str, Any] = {
     },
     "min_validation_period": {"epochs": 1},
     "data": {"secrets": {"token": "hunter2"}},
-    "environment": {"environment_variables": ["API_KEY=hunter2"]},
+    "environment": {"environment_variables": ["API_KEY=hunter2", "PIN=30517"]},
     "reproducibility": {"experiment_seed": 1},
 }
 

@@ -123,5 +123,6 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Searched]:
     """A real search over a trial class; it is for looking at only."""
     with opened_lab(tmp_path_factory.mktemp("searched") / "lab") as made, pytest.MonkeyPatch.context() as patch:
         patch.setenv("DET_PROGRESS", "0")
-        output = made.succeeds("experiment", "create", made.write(CLASS_CONFIG), made.code, "--follow")
+        config = made.write(CLASS_CONFIG).rename(made.code / "config.yaml")  # where most people have it
+        output = made.succeeds("experiment", "create", config, made.code, "--follow")
         yield Searched(made, output)

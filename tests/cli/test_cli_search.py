@@ -14,6 +14,7 @@ from command_lab import CLASS_CONFIG, Lab, Searched, eventually
 
 from determined.cli._follow._view import View
 from determined.cli._follow._watch import Watch
+from determined.experimental import client
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -90,7 +91,26 @@ def test_a_driven_experiment_is_described_with_its_trials(searched: Searched) ->
 def test_secrets_of_all_kinds_are_masked(searched: Searched, command: tuple[Any, ...]) -> None:
     output = searched.lab.succeeds(*command)
     assert "hunter2" not in output
+    assert "30517" not in output
     assert "API_KEY=********" in output
+    assert "PIN=********" in output
+
+
+def test_values_of_environment_variables_are_in_no_file_but_the_record(searched: Searched) -> None:
+    files = [file for file in searched.lab.home.rglob("*") if file.is_file()]
+    assert [file.name for file in files if b"PIN=30517" in file.read_bytes()] == ["tracking.db"]
+    assert b"PIN=********" in (searched.lab.home / "experiments" / "1" / "code" / "config.yaml").read_bytes()
+
+
+def test_values_of_environment_variables_are_masked_for_clients(
+    searched: Searched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DET_HOME", str(searched.lab.home))
+    experiment = client.Determined().get_experiment(1)
+    shown = ["API_KEY=********", "PIN=********"]
+    assert experiment.config["environment"]["environment_variables"]["cpu"] == shown
+    trained_with = experiment.top_checkpoint().training.experiment_config
+    assert trained_with["environment"]["environment_variables"]["cpu"] == shown
 
 
 def test_trials_are_listed_as_json_and_csv(searched: Searched) -> None:

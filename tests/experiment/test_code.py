@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import re
@@ -89,13 +90,13 @@ def test_what_is_included_counts_for_the_size(folder: pathlib.Path, destination:
         take(folder, destination, [large])
 
 
-def test_modes_and_times_are_kept(folder: pathlib.Path, destination: pathlib.Path) -> None:
+def test_modes_of_the_owner_and_times_are_kept(folder: pathlib.Path, destination: pathlib.Path) -> None:
     make(folder, "run.sh", "plain.txt")
     (folder / "run.sh").chmod(0o750)
     (folder / "plain.txt").chmod(0o440)
     os.utime(folder / "run.sh", (1000, 2000.5))
     take(folder, destination)
-    assert [stat.S_IMODE((destination / name).stat().st_mode) for name in ("run.sh", "plain.txt")] == [0o750, 0o440]
+    assert [stat.S_IMODE((destination / name).stat().st_mode) for name in ("run.sh", "plain.txt")] == [0o700, 0o400]
     assert (destination / "run.sh").stat().st_mtime == 2000.5
 
 
@@ -430,3 +431,36 @@ def test_failure_leaves_nothing(
     with pytest.raises(errors.InvalidExperimentException, match=r"program/a cannot be copied to .*: No space left"):
         take(folder, destination)
     assert list(destination.parent.iterdir()) == []
+
+
+def test_configs_in_the_snapshot_have_no_values_of_environment_variables(
+    folder: pathlib.Path, destination: pathlib.Path
+) -> None:
+    text = "name: x # mine\nenvironment:\n  environment_variables:\n    cpu: [A=1]\n    cuda:\n    - 'PIN=30 517'\n"
+    (folder / "config.yml").write_text(text)
+    (folder / "run.sh").write_text("PIN=30 517")
+    take(folder, destination)
+    masked = text.replace("A=1", "A=********").replace("PIN=30 517", "PIN=********")
+    assert (destination / "config.yml").read_text() == masked
+    assert (destination / "run.sh").read_text() == "PIN=30 517"
+
+
+def test_config_whose_variables_cannot_be_masked_is_named(folder: pathlib.Path, destination: pathlib.Path) -> None:
+    (folder / "config.yaml").write_text('environment: {environment_variables: ["PIN=30\\x35"]}')
+    with pytest.raises(errors.InvalidExperimentException, match=r"config.yaml .*environment_variables.*\.detignore"):
+        take(folder, destination)
+    assert not destination.exists()
+
+
+def test_folders_nested_too_deep_are_named(folder: pathlib.Path, destination: pathlib.Path) -> None:
+    make(folder, "train.py")
+    with contextlib.chdir(folder):
+        for _ in range(1500):
+            os.mkdir("deep")
+            os.chdir("deep")
+    with pytest.raises(errors.InvalidExperimentException, match="deep: its folders are nested more than 100 deep"):
+        take(folder, destination)
+    (folder / ".detignore").write_text("/deep\n")
+    take(folder, destination)
+    assert tree(destination) == {"train.py", ".detignore"}
+    subprocess.run(["rm", "-r", folder], check=True)  # which pytest cannot

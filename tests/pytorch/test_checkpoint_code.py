@@ -106,6 +106,21 @@ def test_program_in_git_is_what_git_tracks_without_stores_environments_and_large
     assert "weights.bin" in printed
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_checkpoint_has_no_values_of_environment_variables(tmp_path: pathlib.Path) -> None:
+    project = tmp_path / "project"
+    settings = {"environment": {"environment_variables": ["PIN=30517"]}}
+    script = write_program(project, storage=", exp_conf=__import__('json').load(open('experiment.yaml'))")
+    (project / "experiment.yaml").write_text(json.dumps(settings))
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    subprocess.run(["git", "add", "-A"], cwd=project, check=True)
+    run_program(script)
+    checkpoint = pathlib.Path(records().checkpoints()[0].path)
+    assert not [path for path in checkpoint.rglob("*") if path.is_file() and b"30517" in path.read_bytes()]
+    assert b"PIN=********" in (checkpoint / "load_data.json").read_bytes()
+    assert b"PIN=********" in (checkpoint / "code" / "experiment.yaml").read_bytes()
+
+
 def test_program_is_kept_when_its_folder_is_the_store(tmp_path: pathlib.Path) -> None:
     script = write_program(tmp_path / "project")
     run_program(script, DET_HOME=str(script.parent))

@@ -16,11 +16,14 @@ from typing import NamedTuple
 
 from determined import errors
 from determined._home import home
+from determined._secrets import mask_variables_in_file
 from determined.experiment._detignore import Ignore
 
 IGNORE_FILE = ".detignore"
 LIMIT = 95 << 20
 """Bytes that a snapshot may have."""
+MAX_DEPTH = 100
+"""Folders within each other that a snapshot may have."""
 
 # What no program needs; a line such as !.venv/ in the ignore file takes one of these back.
 DEFAULTS = (
@@ -69,7 +72,8 @@ def take(
 
     Left out is what `.detignore` says, in the syntax of `.gitignore`, what no program needs, such as .git and virtual
     environments, and the home folder. Links stay links if they point into the folder, or to nothing; others are
-    followed. `includes` are further files and folders, which get their own names in the copy. The limit is 95 MB.
+    followed. `includes` are further files and folders, which get their own names in the copy. The limit is 95 MB. The
+    copy of an experiment config has no values of `environment_variables`.
     """
     root = pathlib.Path(folder)
     if not root.is_dir():
@@ -139,6 +143,9 @@ class _Survey:
         return self._found
 
     def _within(self, folder: str, path: str, above: list[str]) -> Iterator[_Entry]:
+        if path.count("/") >= MAX_DEPTH:
+            self._problems.append(f"{path.split('/')[0]}: its folders are nested more than {MAX_DEPTH} deep")
+            return
         try:
             names = sorted(os.listdir(folder))
         except OSError as error:
@@ -225,6 +232,10 @@ def _copy(entries: list[_Entry], target: pathlib.Path) -> None:
         path = os.path.join(target, entry.path)
         try:
             _copy_one(entry, path)
+        except ValueError as error:
+            raise errors.InvalidExperimentException(
+                f"{entry.source} cannot be part of an experiment's code: {error}, or name the file in {IGNORE_FILE}."
+            ) from None
         except FileNotFoundError:
             if os.path.lexists(entry.source):  # else it was removed meanwhile
                 raise
@@ -238,13 +249,15 @@ def _copy_one(entry: _Entry, path: str) -> None:
     if entry.target is not None:
         os.symlink(entry.target, path)
         return
-    mode = stat.S_IMODE(entry.status.st_mode) & 0o777
     if entry.is_folder:
-        os.mkdir(path)
-        os.chmod(path, mode | 0o700)  # or nothing could be put into it
+        os.mkdir(path, 0o700)
         return
-    shutil.copyfile(entry.source, path)
-    os.chmod(path, mode | 0o400)
+    masked = mask_variables_in_file(pathlib.Path(entry.source))
+    if masked is None:
+        shutil.copyfile(entry.source, path)
+    else:
+        pathlib.Path(path).write_bytes(masked)
+    os.chmod(path, stat.S_IMODE(entry.status.st_mode) & 0o700 | 0o400)  # for nobody else
     os.utime(path, ns=(entry.status.st_atime_ns, entry.status.st_mtime_ns))
 
 

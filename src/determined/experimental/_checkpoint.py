@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from determined import errors
 from determined._home import Home
+from determined._secrets import mask_variables
 from determined.experimental import _metrics
 from determined.experimental._states import CheckpointState
 from determined.tracking import Catalog, CheckpointRecord, Records
@@ -99,7 +100,7 @@ class Checkpoint:
         return CheckpointTrainingMetadata(
             experiment_id=self.experiment_id,
             trial_id=self.trial_id,
-            experiment_config=records.experiment(self.experiment_id).config or {},
+            experiment_config=mask_variables(records.experiment(self.experiment_id).config or {}),
             hparams=records.trial(self.trial_id).hparams,
             validation_metrics={"avgMetrics": dict(validations[-1])} if validations else {},
         )

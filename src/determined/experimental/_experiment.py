@@ -9,6 +9,7 @@ from typing import Any
 
 from determined import errors
 from determined._home import Home
+from determined._secrets import mask_variables
 from determined.experimental import _listing
 from determined.experimental._checkpoint import Checkpoint
 from determined.experimental._orders import CheckpointSortBy, OrderBy, TrialSortBy, checked, ordered, texts
@@ -59,8 +60,11 @@ class Experiment:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Its config, with every default filled in. A copy. The run of a script may have none: then it is empty."""
-        return copy.deepcopy(dict(self._record.config or {}))
+        """Its config, with every default filled in. A copy. The run of a script may have none: then it is empty.
+
+        The values of `environment_variables` are masked.
+        """
+        return mask_variables(copy.deepcopy(dict(self._record.config or {})))
 
     @property
     def state(self) -> ExperimentState:

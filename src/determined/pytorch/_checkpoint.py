@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from determined import errors, storage
+from determined._secrets import mask
 from determined._version import VERSION
 from determined.pytorch import _code, _free_parameters, _identity, _legacy, _objects, _rng
 from determined.pytorch._context import PyTorchTrialContext
@@ -254,11 +255,11 @@ def metadata(steps_completed: int) -> dict[str, Any]:
 
 
 def run_description(context: PyTorchTrialContext, trial_class: type) -> dict[str, Any]:
-    """Return what tells a run from others: its program, hyperparameters and config."""
+    """Return what tells a run from others: its program, hyperparameters and config, without secrets."""
     return {
         "program": _identity.program_path(),
         "trial_cls_spec": f"{_code.module_of(trial_class)}:{trial_class.__qualname__}",
-        "experiment_config": context.config_if_any or {},
+        "experiment_config": mask(context.config_if_any or {}),
         "hparams": context.hparams_if_any or {},
     }
 

@@ -14,10 +14,13 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from determined._secrets import mask_variables_in_file
+
 logger = logging.getLogger("determined.pytorch")
 
 LARGEST_FILE = 1 << 20
 LARGEST_TOTAL = 32 << 20
+_DEEPEST = 100  # folders whose names are looked at one by one, recursively
 _PACKAGES = ("site-packages", "dist-packages")
 _LIBRARY = pathlib.Path(__file__).resolve().parents[1]
 
@@ -104,12 +107,16 @@ def program_files(root: pathlib.Path, left_out: Iterable[pathlib.Path]) -> list[
 
 
 def copy_program(root: pathlib.Path, files: Iterable[pathlib.Path], target: pathlib.Path) -> None:
-    """Copy the files into a folder, keeping their places."""
+    """Copy the files into a folder, keeping their places, but configs without values of environment variables."""
     for path in files:
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         try:
-            shutil.copyfile(root / path, target / path)
-        except (FileNotFoundError, PermissionError) as error:  # no reason to lose the training
+            masked = mask_variables_in_file(root / path)
+            if masked is None:
+                shutil.copyfile(root / path, target / path)
+            else:
+                (target / path).write_bytes(masked)
+        except (FileNotFoundError, PermissionError, ValueError) as error:  # no reason to lose the training
             logger.warning("The checkpoint leaves out %s of the program: %s.", path, error)
 
 
@@ -182,7 +189,8 @@ def _modules_below(root: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
 def _real(folder: str) -> str:
     """Return a folder without symbolic links, as `os.path.realpath` does, with one look at each part of a path."""
     parent, name = os.path.split(folder)
-    if name in ("", ".", "..") or not parent.startswith(os.sep) or os.path.islink(folder):
+    is_plain = name not in ("", ".", "..") and parent.startswith(os.sep) and not os.path.islink(folder)
+    if not is_plain or folder.count(os.sep) > _DEEPEST:
         return os.path.realpath(folder)
     return os.path.join(_real(parent), name)
 
@@ -195,14 +203,10 @@ def _membership(root: pathlib.Path, left_out: Iterable[pathlib.Path]) -> Callabl
     banned = {folder for folder in folders if not root.is_relative_to(folder)}
 
     @functools.cache
-    def belongs(folder: pathlib.Path) -> bool:
-        if folder == pathlib.Path():
-            return True
-        if root / folder in banned or _is_environment(root / folder):
-            return False
-        return belongs(folder.parent)
+    def is_foreign(folder: pathlib.Path) -> bool:
+        return root / folder in banned or _is_environment(root / folder)
 
-    return belongs
+    return lambda folder: not any(is_foreign(one) for one in (folder, *folder.parents) if one != pathlib.Path())
 
 
 def _is_plain(path: pathlib.Path) -> bool:

@@ -26,7 +26,7 @@ S3 = {"type": "s3", "bucket": "b", "access_key": SECRET, "secret_key": SECRET}
         {"checkpoint_storage": {"type": "azure", "container": "c", "account_url": "https://a", "credential": SECRET}},
         {"registry_auth": {"username": "me", "password": SECRET}},
         {"environment": {"registry_auth": SECRET}},
-        {"environment": {"environment_variables": ["A=b", f"WANDB_API_KEY={SECRET}", f"my_password={SECRET}=x"]}},
+        {"environment": {"environment_variables": ["A=b", f"PIN={SECRET}", f"my_password={SECRET}=x"]}},
     ],
 )
 def test_secrets_are_masked_for_showing_only(changes: dict[str, Any]) -> None:
@@ -64,8 +64,14 @@ def test_names_of_secrets_and_all_else_are_shown() -> None:
 
 
 def test_config_without_secrets_is_shown_as_it_is() -> None:
-    made = from_map(SMALLEST | {"environment": {"environment_variables": ["A=KEY=1"]}})
+    made = from_map(SMALLEST)
     assert made.masked() == made.to_dict()
+
+
+def test_masked_value_of_a_variable_is_refused() -> None:
+    shown = from_map(SMALLEST | {"environment": {"environment_variables": [f"PIN={SECRET}"]}}).masked()
+    with pytest.raises(InvalidConfig, match="its value is masked"):
+        from_map(shown)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +87,7 @@ def test_config_without_secrets_is_shown_as_it_is() -> None:
         f"data: {{secrets: {{a: !secret {SECRET}, b: !!bool {SECRET}}}}}",
         f"data: [{SECRET}]",
         f"registry_auth: {{a: !!bool {SECRET}}}",
+        f"environment: {{environment_variables: ['={SECRET}']}}",
     ],
 )
 def test_secrets_do_not_show_in_errors(text: str) -> None:

@@ -4,6 +4,7 @@
 all that is wrong. `python -m determined.experiment.config` writes the reference of all keys.
 """
 
+from determined._secrets import mask
 from determined.experiment.config._experiment import ExperimentConfig
 from determined.experiment.config._hyperparameters import (
     Categorical,
@@ -16,7 +17,6 @@ from determined.experiment.config._hyperparameters import (
 )
 from determined.experiment.config._length import Length
 from determined.experiment.config._load import from_map, load, parse, read
-from determined.experiment.config._mask import mask
 from determined.experiment.config._searcher import (
     AdaptiveAshaSearcher,
     AsyncHalvingSearcher,

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from determined import errors
+from determined._secrets import MASK, is_secret
 from determined._text import plain as printable
 from determined.experiment.config._findings import NOTHING, SECRET, Finding
-from determined.experiment.config._mask import MASK, is_secret
 from determined.experiment.config._section import Path
 from determined.experiment.config._text import shown, spelled
 from determined.experiment.config._tree import Plain, TooMuch

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, PrivateAttr
 
-from determined.experiment.config import _mask, _rules
+from determined._secrets import mask
+from determined.experiment.config import _rules
 from determined.experiment.config._hyperparameters import Space
 from determined.experiment.config._length import Length
 from determined.experiment.config._names import generated_name
@@ -194,7 +195,7 @@ class ExperimentConfig(Section):
 
     def masked(self) -> dict[str, Any]:
         """Return what `to_dict` does, for showing: secrets are replaced by asterisks."""
-        return _mask.masked(self)
+        return mask(self.to_dict())
 
     def breaches(self) -> Iterator[Breach]:
         """Yield the rules over several sections that do not hold."""

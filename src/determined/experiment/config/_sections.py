@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field, PlainValidator
 
+from determined._secrets import MASK
 from determined.experiment.config._section import Breach, Natural, Path, Positive, Section, Text, broken, inert
 
 _VARIABLE = re.compile(r"[^\W\d]\w*=.*", re.DOTALL | re.ASCII)
@@ -158,6 +159,8 @@ def _bad_variables(texts: list[Any], above: Path = ()) -> Iterator[Breach]:
     for index, text in enumerate(texts):
         if not isinstance(text, str) or not _VARIABLE.fullmatch(text):
             yield Breach((*above, index), "it is not a text of the form NAME=value", 'Write "NAME=value".')
+        elif text.endswith(f"={MASK}"):
+            yield Breach((*above, index), "its value is masked", "Write the value itself.")
 
 
 class Environment(Section):
@@ -167,7 +170,7 @@ class Environment(Section):
         EnvironmentVariables,
         Field(
             description="Variables for the trial's processes: a list of `NAME=value`, or a map of such lists by "
-            "`cpu`, `cuda` and `rocm`.",
+            "`cpu`, `cuda` and `rocm`. Their values are masked wherever the config is shown or kept.",
             examples=[["OMP_NUM_THREADS=2"]],
         ),
     ] = Field(default_factory=EnvironmentVariables)
