@@ -166,6 +166,35 @@ def test_rank_whose_traceback_came_first_is_named_however_long_it_takes_to_end(
     assert "rank 1 failed first: it ended with exit code 1" in said
 
 
+def test_rank_that_is_frozen_after_the_others_have_ended_is_killed_and_named(
+    script: Callable[[str], str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DET_DISTRIBUTED_TIMEOUT", "1")
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
+    name = script("import os, signal\nif os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGSTOP)")
+    assert main(["--nproc-per-node", "3", "--", name]) == 128 + 9
+    said = capfd.readouterr().err
+    assert "rank 1 failed first: it did not end within 1 seconds after others had (the longer of" in said
+    assert "rank 0" not in said
+
+
+def test_rank_that_is_frozen_is_named_rather_than_one_that_ends_because_of_it(
+    script: Callable[[str], str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    # As a rank says it that has heard nothing of another one for DET_PEER_TIMEOUT.
+    name = script(
+        "import os, pathlib, signal, sys, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    pathlib.Path('frozen').touch()\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "while not pathlib.Path('frozen').exists(): time.sleep(0.01)\n"
+        "sys.exit('Rank 0 stops because of rank 1: nothing was heard of it for 120 s: it is frozen or cut off')"
+    )
+    assert main([*TWO, name]) == 1
+    said = capfd.readouterr().err
+    assert "rank 1 failed first: it does not end, and rank 0 ended with exit code 1 because of it. Host: " in said
+
+
 def test_ranks_start_again_as_often_as_asked(script: Callable[[str], str], capfd: pytest.CaptureFixture[str]) -> None:
     name = script(
         "import os, sys\n"

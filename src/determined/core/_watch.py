@@ -198,9 +198,10 @@ def silence_seconds() -> float:
 
 def message_of(rank: int, failure: Failure) -> str:
     """Return what a rank says that ends because of another one."""
-    if failure.rank == rank or "\n" in failure.reason:
+    if failure.rank == rank:
         return f"Rank {rank} stops. {failure.reason}"
-    return f"Rank {rank} stops because of rank {failure.rank}: {failure.reason}"
+    separator = ".\n" if "\n" in failure.reason else ": "
+    return f"Rank {rank} stops because of rank {failure.rank}{separator}{failure.reason}"  # the launcher reads it too
 
 
 def summary_of(error: BaseException) -> str:

@@ -25,6 +25,10 @@ class End:
     """Whether it died of a signal that the launcher had passed on."""
     traceback_at: float | None = None
     """When it began its last traceback of Python."""
+    blamed: int | None = None
+    """The rank because of which it ended, as it said itself."""
+    overdue: str = ""
+    """For what the launcher killed it, if it did not end after others had."""
 
     @property
     def status(self) -> int:
@@ -34,7 +38,7 @@ class End:
     @property
     def is_failure(self) -> bool:
         """Whether the program ended neither well nor because it was asked to stop."""
-        return self.code != 0 and self.code not in _STOPPED and not self.by_launcher
+        return bool(self.overdue) or (self.code != 0 and self.code not in _STOPPED and not self.by_launcher)
 
     @property
     def gave_up_at(self) -> float:
@@ -49,6 +53,8 @@ class End:
         return self.time - _HEAD_START if was_killed and self.code != -signal.SIGABRT else self.time
 
     def __str__(self) -> str:
+        if self.overdue:
+            return self.overdue
         if self.code >= 0:
             return f"ended with exit code {self.code}"
         name = _SIGNAL_NAMES.get(-self.code, f"signal {-self.code}")
@@ -74,8 +80,10 @@ class Ends:
 
     @property
     def failure(self) -> End | None:
-        """The first rank that failed; others often fail in its wake."""
-        return min((end for end in self._all if end.is_failure), key=lambda end: end.gave_up_at, default=None)
+        """The first rank that failed; others often fail in its wake, and say so."""
+        failed = {end.rank: end for end in self._all if end.is_failure}
+        causes = [end for end in failed.values() if end.blamed not in failed] or failed.values()
+        return min(causes, key=lambda end: end.gave_up_at, default=None)
 
     @property
     def was_stopped(self) -> bool:

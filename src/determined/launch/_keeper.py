@@ -32,6 +32,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.
 _CHUNK = 1 << 16
 _FULLEST_PIPE = 1 << 20
 _TRACEBACK = b"Traceback (most recent call last):"
+# What a rank writes that ends because of another one; see `determined.core`.
+_BLAME = re.compile(rb"Rank \d+ stops because of rank (\d+)")
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")
 _PR_SET_PDEATHSIG = 1
 
@@ -69,6 +71,8 @@ class Output:
         self._lock = lock
         self.traceback_at: float | None = None
         """When the last traceback of Python was begun."""
+        self.blamed: int | None = None
+        """The rank because of which this one says it ends."""
 
     def copy(self) -> bool:
         """Copy what there is; returns whether more may come."""
@@ -89,6 +93,8 @@ class Output:
     def _write(self, text: bytes) -> None:
         if _TRACEBACK in text:
             self.traceback_at = time.monotonic()
+        if found := _BLAME.search(text):
+            self.blamed = int(found[1])
         # The keepers of all ranks write to the same stream, which cuts long writes into pieces.
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
@@ -215,6 +221,8 @@ class Keeper:
             # To the program alone: workers of its own, such as those that load data, end with it.
             self._passed_at[signum] = now
             os.kill(self._program.pid, signum)
+            if signum not in (signal.SIGUSR1, signal.SIGUSR2):
+                os.kill(self._program.pid, signal.SIGCONT)  # a program that was stopped would not end
 
     def _reap(self) -> None:
         if self._program is None or self._code is not None or (code := self._program.poll()) is None:
@@ -229,7 +237,8 @@ class Keeper:
     def _ended(self, code: int, when: float) -> None:
         self._code = code
         tracebacks = [output.traceback_at for output in self._outputs if output.traceback_at is not None]
-        end = {"code": code, "time": when, "traceback_at": max(tracebacks, default=None)}
+        blamed = next((output.blamed for output in self._outputs if output.blamed is not None), None)
+        end = {"code": code, "time": when, "traceback_at": max(tracebacks, default=None), "blamed": blamed}
         if not self._tell({**end, "by_launcher": -code in self._passed_at}):
             self._leaves = 1
 

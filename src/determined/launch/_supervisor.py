@@ -22,6 +22,8 @@ _SETTLING = 3.0
 """Seconds that the other ranks have to end by themselves after one has failed."""
 _PARTING = 60.0
 """Seconds that other machines may take to end after the ranks of this one were stopped."""
+_REMINDER = 60.0
+"""Seconds after the end of a rank when those that go on are named."""
 _KILLING = 3
 """How many interrupts it takes until ranks are killed."""
 _ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -34,6 +36,7 @@ class _Rank:
     line: Line
     number: int = -1
     end: End | None = None
+    overdue: str = ""
 
     def tell(self, **order: Any) -> None:
         self.line.tell(order)
@@ -42,10 +45,11 @@ class _Rank:
 class Supervisor:
     """Runs, on a thread of its own, what starts the keepers, and tells these what to do."""
 
-    def __init__(self, command: list[str], size: int, patience: float, folder: str) -> None:
+    def __init__(self, command: list[str], size: int, patience: float, folder: str, wait: float) -> None:
         self._command = command
         self._size = size
         self._patience = patience
+        self._wait = wait
         self._address = os.path.join(folder, "door")
         self._events = selectors.DefaultSelector()
         self._ranks: list[_Rank] = []
@@ -55,6 +59,8 @@ class Supervisor:
         self._release_at: float | None = None
         self._kill_at: float | None = None
         self._leave_at: float | None = None
+        self._remind_at: float | None = None
+        self._overdue_at: float | None = None
         self._signum: int | None = None
         self._interrupts = 0
         self._killed = False
@@ -98,10 +104,15 @@ class Supervisor:
                 self._kill()
             if self._leave_at is not None and now >= self._leave_at:
                 self._finish()
+            if self._remind_at is not None and now >= self._remind_at:
+                self._remind()
+            if self._overdue_at is not None and now >= self._overdue_at:
+                self._kill_overdue()
         return self._status
 
     def _until_next(self) -> float | None:
-        times = [at for at in (self._release_at, self._kill_at, self._leave_at) if at is not None]
+        given = (self._release_at, self._kill_at, self._leave_at, self._remind_at, self._overdue_at)
+        times = [at for at in given if at is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _on_woken(self, what: bytes) -> None:
@@ -158,7 +169,7 @@ class Supervisor:
             if "attempt" in message:
                 self._on_start(rank, message["rank"], message["attempt"])
             else:
-                self._on_end(rank, End(rank.number, **message))
+                self._on_end(rank, End(rank.number, overdue=rank.overdue, **message))
 
     def _part(self, rank: _Rank) -> None:
         self._events.unregister(rank.line.link)
@@ -172,6 +183,7 @@ class Supervisor:
             self._attempt = attempt
             self._ends = Ends(self._size)
             self._released, self._release_at = False, None
+            self._remind_at = self._overdue_at = None
         rank.number = number
         if self._signum is None:
             rank.tell(command=self._command, patience=self._patience)
@@ -186,13 +198,35 @@ class Supervisor:
         """
         rank.end = end
         self._ends.add(end)
+        if end.code == 0 and self._overdue_at is None:
+            self._remind_at, self._overdue_at = time.monotonic() + _REMINDER, time.monotonic() + self._wait
         if end.code == 0 or self._released:
             rank.tell(leave=end.status)
         else:
             release_at = time.monotonic() + (_SETTLING if end.is_failure else self._patience)
             self._release_at = min(release_at, self._release_at or release_at)
         if self._ends.are_all_in:
+            self._remind_at = self._overdue_at = None
             self._release()
+
+    def _remind(self) -> None:
+        """Say, while nothing is lost, that a rank that goes on alone will be ended."""
+        self._remind_at = None
+        if names := ", ".join(str(rank.number) for rank in self._living()):
+            say(
+                f"rank(s) {names} go on after others have ended; they have {self._wait:g} seconds to end "
+                "(the longer of --shutdown-timeout and DET_DISTRIBUTED_TIMEOUT)."
+            )
+
+    def _kill_overdue(self) -> None:
+        """End ranks that are frozen or hang after the training, which no other rank is left to notice."""
+        self._overdue_at = None
+        for rank in self._living():
+            rank.overdue = (
+                f"did not end within {self._wait:g} seconds after others had (the longer of --shutdown-timeout and "
+                "DET_DISTRIBUTED_TIMEOUT), and was killed"
+            )
+            rank.tell(signal=int(signal.SIGKILL))
 
     def _release(self) -> None:
         """Let go the keepers of ranks that have ended. Those of ranks that were stopped as asked do not tell of it."""
@@ -207,7 +241,14 @@ class Supervisor:
         if stopped:
             self._leave_at = time.monotonic() + _PARTING
         if (failure := self._ends.failure) is not None:
-            say(f"rank {failure.rank} failed first: it {failure}. Host: {socket.gethostname()}.")
+            say(f"{self._told(failure)}. Host: {socket.gethostname()}.")
+
+    def _told(self, failure: End) -> str:
+        if failure.blamed in [rank.number for rank in self._living()]:
+            return (
+                f"rank {failure.blamed} failed first: it does not end, and rank {failure.rank} {failure} because of it"
+            )
+        return f"rank {failure.rank} failed first: it {failure}"
 
     # The end
 

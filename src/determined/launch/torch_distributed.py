@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from determined import errors
 from determined._info import ClusterInfo, get_cluster_info
+from determined.core._distributed import timeout_seconds
 from determined.launch._command import (
     MODULE,
     USAGE,
@@ -48,7 +49,9 @@ def main(words: list[str] | None = None) -> int:
             say(f"{error}\nusage: {USAGE}")
             return 2
         os.environ["DET_LAUNCH_COMMAND"] = shlex.join([sys.executable, "-m", MODULE, *words])
-        return Supervisor(command, config.nproc_per_node, patience_of(options), folder).run(starter(config))
+        patience = patience_of(options)
+        wait = max(patience, timeout_seconds())
+        return Supervisor(command, config.nproc_per_node, patience, folder, wait).run(starter(config))
 
 
 def _command(program: list[str], options: argparse.Namespace, info: ClusterInfo | None) -> list[str]:
