@@ -195,6 +195,20 @@ def test_rank_that_is_frozen_is_named_rather_than_one_that_ends_because_of_it(
     assert "rank 1 failed first: it does not end, and rank 0 ended with exit code 1 because of it. Host: " in said
 
 
+def test_ranks_of_one_machine_meet_on_the_loopback_interface_only(
+    script: Callable[[str], str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    name = script(
+        "import os, psutil, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "found = [one.laddr for one in psutil.net_connections('tcp') if one.status == psutil.CONN_LISTEN]\n"
+        "print({at.ip for at in found if at.port == int(os.environ['MASTER_PORT'])})\n"
+        "dist.destroy_process_group()"
+    )
+    assert main([*TWO, name]) == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == [f"[rank={rank}] {{'127.0.0.1'}}" for rank in "01"]
+
+
 def test_ranks_start_again_as_often_as_asked(script: Callable[[str], str], capfd: pytest.CaptureFixture[str]) -> None:
     name = script(
         "import os, sys\n"

@@ -44,8 +44,15 @@ def launch_config(options: argparse.Namespace, folder: str) -> Any:
     from torch.distributed.run import config_from_args, determine_local_world_size
 
     if options.standalone or not _says_how_to_meet(options):
-        # On a port of its own, and by an address that needs no name to be looked up.
-        options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id = "c10d", "127.0.0.1:0", str(uuid.uuid4())
+        from determined.launch import _rendezvous
+
+        _rendezvous.register()
+        options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id = (
+            _rendezvous.BACKEND,
+            _rendezvous.ENDPOINT,
+            str(uuid.uuid4()),
+        )
+        options.standalone = False  # else torchrun takes a backend of its own
         options.local_addr = options.local_addr or "127.0.0.1"
     options.master_port = int(options.master_port or 29500)
     options.log_dir = options.log_dir or folder

@@ -9,13 +9,14 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from determined.core import DistributedContext
+from determined.core._address import TcpAddress
 from determined.core._distributed import timeout_seconds
 from determined.pytorch._backend import Backend, SingleProcess, cuda_device
 from determined.pytorch._replicas import NoGroup, Replicas
@@ -78,7 +79,7 @@ def _process_group() -> Iterator[None]:
     backend = os.environ.get(BACKEND_VARIABLE) or ("nccl" if device else "gloo")
     hook = sys.excepthook
     timeout = datetime.timedelta(seconds=timeout_seconds())
-    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    store, rank, size = _narrow_store(timeout) or next(rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
     # A name of its own for each group of a program, which would else meet the addresses of the one before.
     store = dist.distributed_c10d.PrefixStore(f"determined-{next(_group_numbers)}", store)
@@ -104,6 +105,26 @@ def _leave_group(failed: bool) -> None:
         dist.destroy_process_group()
     elif "nccl" in dist.get_backend():  # else torch warns at the end of the process that nobody destroyed the group
         dist.distributed_c10d._abort_process_group()
+
+
+def _narrow_store(timeout: datetime.timedelta) -> tuple[Any, int, int] | None:
+    """Return the store that this rank serves, at no other address than the one by which the ranks reach it.
+
+    None where ranks may be on other machines, where another process serves it, and where the address is not known here:
+    then torch decides, whose stores listen on all interfaces.
+    """
+    variables = os.environ
+    size, is_served = variables.get("WORLD_SIZE", ""), variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if variables.get("RANK") != "0" or variables.get("LOCAL_WORLD_SIZE") != size or is_served:
+        return None
+    host, port = variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")
+    try:
+        listener = TcpAddress(host, int(port)).listen()
+    except (OSError, ValueError):
+        return None
+    door = listener.socket.detach()
+    serve = dist.TCPStore  # type: ignore[attr-defined]  # as documented
+    return serve(host, int(port), int(size), True, timeout, multi_tenant=True, master_listen_fd=door), 0, int(size)
 
 
 def translate_slurm(environment: MutableMapping[str, str]) -> None:
