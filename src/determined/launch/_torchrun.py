@@ -47,11 +47,8 @@ def launch_config(options: argparse.Namespace, folder: str) -> Any:
         from determined.launch import _rendezvous
 
         _rendezvous.register()
-        options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id = (
-            _rendezvous.BACKEND,
-            _rendezvous.ENDPOINT,
-            str(uuid.uuid4()),
-        )
+        options.rdzv_backend, options.rdzv_endpoint = _rendezvous.BACKEND, _rendezvous.ENDPOINT
+        options.rdzv_id = str(uuid.uuid4())
         options.standalone = False  # else torchrun takes a backend of its own
         options.local_addr = options.local_addr or "127.0.0.1"
     options.master_port = int(options.master_port or 29500)
