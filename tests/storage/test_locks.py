@@ -135,3 +135,40 @@ def test_checkpoint_that_vanishes_while_it_is_deleted_is_gone(store: storage.Fol
     shutil.rmtree(store.root / "a")
     with pytest.raises(errors.CheckpointNotFoundException, match="no checkpoint 'a'"):
         store.delete("a")
+
+
+@pytest.fixture
+def foreign(store: storage.FolderStore) -> pathlib.Path:
+    """What a process of another machine, which shares the file system, stages."""
+    folder = store.root / "a.partial"
+    (folder / "rank_0").mkdir(parents=True)
+    (folder / "rank_0" / "weights").touch()
+    (store.root / "a.partial.owner").write_text("the kernel of another machine")
+    return folder
+
+
+def age(folder: pathlib.Path, seconds: float) -> None:
+    """Make everything in a folder older."""
+    for path in [*folder.rglob("*"), folder]:
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime - seconds))
+
+
+def test_what_another_machine_writes_is_not_cleared(store: storage.FolderStore, foreign: pathlib.Path) -> None:
+    age(store.root, 7 * 24 * 3600)
+    os.utime(foreign / "rank_0" / "weights")
+    assert store.clear_leftovers() == []
+    assert (foreign / "rank_0" / "weights").exists()
+
+
+def test_what_another_machine_left_days_ago_is_cleared(store: storage.FolderStore, foreign: pathlib.Path) -> None:
+    age(store.root, 25 * 3600)
+    assert store.clear_leftovers() == ["a.partial"]
+    assert list(store.root.iterdir()) == []
+
+
+def test_nothing_is_left_beside_a_checkpoint(store: storage.FolderStore) -> None:
+    with store.create("a"):
+        assert {path.name for path in store.root.iterdir()} == {"a.partial", "a.partial.owner"}
+    with pytest.raises(ZeroDivisionError), store.create("b"):
+        raise ZeroDivisionError
+    assert [path.name for path in store.root.iterdir()] == ["a"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import re
@@ -14,11 +15,14 @@ from typing import Any
 
 from determined import errors
 from determined.storage._faults import reach
-from determined.storage._locks import is_locked, locked
+from determined.storage._locks import is_locked, kernel_id, locked
 from determined.storage._manifest import MANIFEST_FILE, Manifest, walk
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _PARTIAL = ".partial"
+_OWNER = ".owner"
+MAX_SILENCE_S = 24 * 3600.0
+"""Seconds without a change after which what another machine stages counts as left by a dead process."""
 
 
 class FolderStore:
@@ -26,6 +30,9 @@ class FolderStore:
 
     A checkpoint is staged beside its final place, in a folder that is locked for as long as its process lives;
     then synced with a manifest, and renamed. What a dead process left staged is never taken for a checkpoint.
+
+    Locks of folders hold among the processes of one kernel only, not among machines that share a file system. So a
+    file beside the staging folder names the kernel; other machines go by the age of what is staged.
     """
 
     def __init__(self, root: pathlib.Path) -> None:
@@ -92,14 +99,34 @@ class FolderStore:
         return sorted(path.name for path in self.root.iterdir() if _is_id(path.name) and _is_own_folder(path))
 
     def clear_leftovers(self) -> list[str]:
-        """Remove what dead processes left staged, and return the names; what a living one stages stays."""
-        if not self.root.is_dir() or not any(self.root.glob(f"*{_PARTIAL}")):
+        """Remove what dead processes left staged, and return the names; what a living one stages stays.
+
+        What another machine stages counts as left when nothing of it has changed for a day, by the clock of the
+        file system.
+        """
+        if not self.root.is_dir() or not any(self.root.glob(f"*{_PARTIAL}*")):
             return []
         with locked(self.root):
-            dead = [path for path in self.root.glob(f"*{_PARTIAL}") if not is_locked(path)]
+            staged = set(self.root.glob(f"*{_PARTIAL}"))
+            owned = {path.with_suffix("") for path in self.root.glob(f"*{_PARTIAL}{_OWNER}")}
+            dead = [path for path in staged | owned if not is_locked(path) and not self._is_foreign(path)]
             for path in dead:
                 shutil.rmtree(path, ignore_errors=True)
-        return sorted(path.name for path in dead)
+                _disown(path)
+        return sorted(path.name for path in staged.intersection(dead))
+
+    def _is_foreign(self, staging: pathlib.Path) -> bool:
+        """Say whether a process of another machine may still be writing here."""
+        try:
+            if _owner_file(staging).read_text(encoding="utf-8") == kernel_id():
+                return False
+            with tempfile.NamedTemporaryFile(dir=self.root) as probe:
+                now = os.fstat(probe.fileno()).st_mtime
+            return now - _last_change(staging) < MAX_SILENCE_S
+        except FileNotFoundError:  # no owner: of this machine, or of an earlier version
+            return _owner_file(staging).exists()
+        except OSError:
+            return True
 
     @contextlib.contextmanager
     def _staged(self, staging: pathlib.Path) -> Iterator[None]:
@@ -109,6 +136,10 @@ class FolderStore:
                 self._make_root()
                 # So that nobody takes the folder for a leftover before it is locked.
                 with locked(self.root):
+                    if staging.exists():
+                        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(staging))
+                    stack.callback(_disown, staging)
+                    _owner_file(staging).write_text(kernel_id(), encoding="utf-8")
                     staging.mkdir(mode=0o700)
                     stack.enter_context(_removed_after_failure(staging))
                     stack.enter_context(locked(staging))
@@ -124,6 +155,21 @@ class FolderStore:
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         for folder in missing:  # a checkpoint lasts no longer than the folders that lead to it
             sync(folder.parent)
+
+
+def _owner_file(staging: pathlib.Path) -> pathlib.Path:
+    return staging.with_name(staging.name + _OWNER)
+
+
+def _disown(staging: pathlib.Path) -> None:
+    with contextlib.suppress(OSError):  # what is left of it is cleared as any leftover
+        _owner_file(staging).unlink()
+
+
+def _last_change(staging: pathlib.Path) -> float:
+    """Return when anything below a staging folder, or its owner file, was last modified."""
+    paths = [_owner_file(staging), staging, *staging.rglob("*")]
+    return max(path.lstat().st_mtime for path in paths if path.exists())
 
 
 @contextlib.contextmanager

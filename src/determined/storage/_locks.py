@@ -1,4 +1,7 @@
-"""Locks on folders: they end with the process that took them, whatever processes it leaves behind."""
+"""Locks on folders: they end with the process that took them, whatever processes it leaves behind.
+
+They hold among the processes of one kernel, in whatever container; not among machines that share a file system.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -39,6 +43,14 @@ def is_locked(folder: pathlib.Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def kernel_id() -> str:
+    """Return what differs between machines, and from one boot of a machine to the next."""
+    try:
+        return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # not Linux
+        return socket.gethostname()
 
 
 def _close(descriptor: int) -> None:
