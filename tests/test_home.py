@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import stat
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import platformdirs
 import pytest
 
 import determined
+from determined import tensorboard
 from determined._home import home
 
 SOURCES = pathlib.Path(determined.__file__).parents[1]
@@ -88,3 +90,19 @@ def test_home_folder_that_is_not_utf_8_is_refused_in_a_sentence(tmp_path: pathli
     assert "is not UTF-8" in done.stderr
     assert "set DET_HOME to another folder" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+def test_folders_of_an_older_home_are_closed_to_others_when_written_to(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DET_HOME", str(tmp_path))
+    tmp_path.chmod(0o755)
+    folder = home().tensorboard(1, 2)
+    folder.mkdir(parents=True, mode=0o755)
+    file = tensorboard.EventFile(folder)
+    file.add_scalars("loss", [1], [1.0], [1.0])
+    file.close()
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.parents)}
+    assert (modes["trial-2"], modes["experiment-1"], modes["tensorboard"]) == (0o700, 0o700, 0o700)
+    assert modes[tmp_path.name] == 0o755  # the user has chosen it
+    assert [stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()] == [0o600]

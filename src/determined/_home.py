@@ -120,6 +120,29 @@ def home() -> Home:
     return Home(path)
 
 
+def make_private(folder: pathlib.Path) -> None:
+    """Make a folder and those above it that are missing, for their owner alone, whatever the umask says.
+
+    Folders below the home folder that exist already are closed to others too. So is the default home folder, but not
+    one that `DET_HOME` names, which may have other uses.
+    """
+    above = [folder, *folder.parents]
+    for missing in reversed([one for one in above if not one.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+    top = home().path
+    private = [one for one in above if one.is_relative_to(top) and (one != top or not os.environ.get(HOME_VARIABLE))]
+    for one in private:
+        found = one.stat()
+        if found.st_mode & 0o077 and found.st_uid == os.geteuid():
+            with contextlib.suppress(OSError):  # as where the file system has no modes
+                one.chmod(0o700)
+
+
+def private_opener(path: str, flags: int) -> int:
+    """Open a file, for `open(opener=...)`; a new one is for its owner alone."""
+    return os.open(path, flags, 0o600)
+
+
 def trials_of(experiment: pathlib.Path) -> dict[int, pathlib.Path]:
     """Return the folders of an experiment's trials that have any, by their id, in order."""
     return {number: experiment / f"trial-{number}" for number in _numbered(experiment, "trial-")}
@@ -141,7 +164,10 @@ def note_invalid_hp(reason: str) -> None:
     if not folder:
         return
     note = RunFolder(pathlib.Path(folder)).invalid_hp
-    with contextlib.suppress(OSError), note.open("x", encoding="utf-8", errors="replace") as file:
+    with (
+        contextlib.suppress(OSError),
+        open(note, "x", encoding="utf-8", errors="replace", opener=private_opener) as file,
+    ):
         file.write(reason)  # the file alone tells enough where the disk is full
 
 

@@ -96,6 +96,12 @@ def test_secrets_of_all_kinds_are_masked(searched: Searched, command: tuple[Any,
     assert "PIN=********" in output
 
 
+def test_everything_in_the_home_folder_is_for_its_owner_alone(searched: Searched) -> None:
+    everything = [searched.lab.home, *searched.lab.home.rglob("*")]
+    assert [str(path) for path in everything if path.stat().st_mode & 0o077] == []
+    assert any("tfevents" in path.name for path in everything)
+
+
 def test_values_of_environment_variables_are_in_no_file_but_the_record(searched: Searched) -> None:
     files = [file for file in searched.lab.home.rglob("*") if file.is_file()]
     assert [file.name for file in files if b"PIN=30517" in file.read_bytes()] == ["tracking.db"]

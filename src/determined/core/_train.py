@@ -14,7 +14,7 @@ from numbers import Real
 from typing import Any
 
 from determined import tracking
-from determined._home import note_invalid_hp
+from determined._home import make_private, note_invalid_hp
 from determined.core._columns import BatchColumns
 from determined.core._metadata import checked_metadata
 from determined.core._recording import Recording, now
@@ -95,7 +95,7 @@ class TrainContext:
     def get_tensorboard_path(self) -> pathlib.Path:
         """Return the folder of this trial's TensorBoard files; it exists."""
         folder = self._recording.tensorboard_path
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         return folder
 
     def upload_tensorboard_files(

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from determined import errors
-from determined._home import home
+from determined._home import home, make_private
 from determined._secrets import mask_variables_in_file
 from determined.experiment._detignore import Ignore
 
@@ -83,7 +83,7 @@ def take(
         entries += _included(pathlib.Path(include), destination, {entry.path for entry in entries})
     if (size := sum(entry.size for entry in entries)) > LIMIT:
         raise errors.InvalidExperimentException(_too_large(str(root), entries, size, is_complete=True))
-    destination.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(destination.parent)
     for left in destination.parent.glob(f".{destination.name}.*.partial"):  # of a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     aside = destination.with_name(f".{destination.name}.{uuid.uuid4().hex}.partial")

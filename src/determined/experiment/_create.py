@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 
 from determined import errors, storage
-from determined._home import Home, home
+from determined._home import Home, home, make_private
 from determined.experiment import _code
 from determined.experiment._machine import Machine, this_machine
 from determined.experiment._results import pinned, source_checkpoint
@@ -43,7 +43,7 @@ def create(
         _code.take(pathlib.Path(folder), code, includes)
         with Ledger.create(place.database, _described(config, paused)) as ledger:
             target = place.code(ledger.experiment_id)
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_private(target.parent)
             code.rename(target)
             return ledger.experiment_id
 
@@ -51,7 +51,7 @@ def create(
 @contextlib.contextmanager
 def _staging(place: Home) -> Iterator[pathlib.Path]:
     """Give a folder for what is not on record yet; it is removed after the block, and locked until then."""
-    place.experiments.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(place.experiments)
     staging = place.experiments / f"{_NEW}{uuid.uuid4().hex}"
     with contextlib.ExitStack() as stack:
         # So that nobody takes the folder for a leftover before it is locked.

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from determined import errors
-from determined._home import Home, home
+from determined._home import Home, home, make_private, private_opener
 from determined._info import ClusterInfo, TrialInfo
 from determined.experiment import config as configs
 from determined.experiment._machine import SLOTS_VARIABLE, this_machine
@@ -126,8 +126,8 @@ class _Started:
 
 def _started(experiment_id: int, place: Home, slots: int | None) -> _Started:
     log = place.runner_log(experiment_id)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
+    make_private(log.parent)
+    with open(log, "ab", opener=private_opener) as output:
         began = output.tell()
         process = subprocess.Popen(
             [sys.executable, "-m", "determined.experiment", str(experiment_id)],

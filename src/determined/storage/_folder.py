@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from determined import errors
+from determined._home import make_private, private_opener
 from determined.storage._faults import reach
 from determined.storage._locks import is_locked, kernel_id, locked
 from determined.storage._manifest import MANIFEST_FILE, Manifest, walk
@@ -139,7 +140,8 @@ class FolderStore:
                     if staging.exists():
                         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(staging))
                     stack.callback(_disown, staging)
-                    _owner_file(staging).write_text(kernel_id(), encoding="utf-8")
+                    with open(_owner_file(staging), "w", encoding="utf-8", opener=private_opener) as owner:
+                        owner.write(kernel_id())
                     staging.mkdir(mode=0o700)
                     stack.enter_context(_removed_after_failure(staging))
                     stack.enter_context(locked(staging))
@@ -152,7 +154,7 @@ class FolderStore:
                 "DET_HOME or checkpoint_storage to another one."
             )
         missing = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
-        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(self.root)
         for folder in missing:  # a checkpoint lasts no longer than the folders that lead to it
             sync(folder.parent)
 

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 
+from determined._home import make_private, private_opener
 from determined.tensorboard import _records
 
 _BUFFER_BYTES = 1 << 16
@@ -105,7 +106,7 @@ class _Output:
             self._file = None
 
     def _open(self) -> io.FileIO:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_private(self._folder)
         self._file = _create(self._folder)
         self._pending += _records.record(_records.version_event(time.time()))
         self._drained_at = time.monotonic()
@@ -122,7 +123,7 @@ def _create(folder: pathlib.Path) -> io.FileIO:
     while True:
         name = f"events.out.tfevents.{int(time.time()):010d}.{maker}.{next(_file_numbers):06d}.v2"
         try:
-            return open(folder / name, "xb", buffering=0)
+            return open(folder / name, "xb", buffering=0, opener=private_opener)
         except FileExistsError:
             # Containers that share the folder may share host name and process id as well.
             continue

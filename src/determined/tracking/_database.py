@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc, pool
 
 from determined import errors
+from determined._home import make_private
 
 from . import _log
 from ._damage import Damage
@@ -66,7 +67,7 @@ def file_of(url: sa.URL) -> pathlib.Path | None:
 def create_file(path: pathlib.Path) -> None:
     """Make an empty database file that only its owner can read, unless there is one."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(path.parent)
         # Before SQLite does: it would follow the umask, and its side files copy this file's mode. One that is there is
         # not opened: to close it again would take away the locks that this process has on it.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))

@@ -9,12 +9,14 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from determined._home import private_opener
+
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
     """Write a file aside, then give it its name; it is on the disk by then."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with aside.open("w", encoding="utf-8", errors="replace") as file:
+        with open(aside, "w", encoding="utf-8", errors="replace", opener=private_opener) as file:
             json.dump(value, file, ensure_ascii=False)
             file.flush()
             os.fsync(file.fileno())

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from determined import errors
+from determined._home import make_private
 from determined._import import import_from_path
 from determined.experiment.executors._ends import end_on_file
 from determined.experiment.executors._environment import base_environment, run_environment
@@ -121,7 +122,7 @@ class InlineExecutor:
         entrypoint = str(spec.entrypoint)
         status, begun, trace = 0, False, ""
         try:
-            spec.folder.mkdir(parents=True, exist_ok=True)
+            make_private(spec.folder)
             environment = run_hook(spec, run_environment(self._base, spec))
             with _as_if_started(spec, environment):
                 load_class(entrypoint)

@@ -10,6 +10,7 @@ import signal
 import socket
 from typing import Any
 
+from determined._home import make_private
 from determined.experiment.executors._files import write_json
 from determined.experiment.executors._keeper import STOPPING, Keeper
 from determined.experiment.executors._processes import Identity, adopt_orphans, call_this
@@ -53,7 +54,7 @@ def _make_folder(spec: RunSpec, keeper: dict[str, Any], link: socket.socket) -> 
     """Make the folder of a run, as soon as the disk has room for it; an order or the runner's end ends the waiting."""
     while True:
         try:
-            spec.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(spec.folder)
             write_json(spec.files.keeper, keeper)
             return
         except OSError as error:
