@@ -56,7 +56,7 @@ def own_environment(
     monkeypatch.setenv("DET_PROGRESS", "0")
     _use_one_torch_thread()
     yield
-    caches = (".cache", ".nv")  # the latter is CUDA's
+    caches = (".cache", ".nv", ".triton")  # the last two are of compilers for GPUs
     leaked = sorted(path.name for path in user.iterdir() if path.name not in caches)
     assert not leaked, f"the test wrote {leaked} into the user's home folder; it belongs under DET_HOME"
 
