@@ -28,8 +28,6 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--config", metavar="KEY=VALUE", help="Replace a value of the config; can be repeated."),
 ]
-
-
 Include = Annotated[
     list[pathlib.Path] | None,
     typer.Option("--include", "-i", metavar="PATH", help="Copy this file or folder as well; can be repeated."),

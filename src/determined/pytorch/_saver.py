@@ -94,9 +94,9 @@ def steps_to_resume(services: Context) -> int:
     given = os.environ.get(CHECKPOINT_VARIABLE)
     if not given:
         return 0
-    if given == LATEST:
-        return next((one.steps_completed for one in services.recording.earlier_checkpoints()), 0)
     with contextlib.suppress(errors.DeterminedException, OSError, ValueError, LookupError, TypeError):
+        if given == LATEST:
+            return next((one.steps_completed for one in services.recording.earlier_checkpoints()), 0)
         metadata = json.loads(storage.read_plain(_folder_of(services, given) / METADATA_FILE))
         return int(metadata["steps_completed"])
     return 0

@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,8 +30,6 @@ SHARED_MEMORY = "/dev/shm"
 
 # What torch says in the training process when there is no room in shared memory.
 _NO_SHARED_MEMORY = ("shared memory(shm)", "killed by signal: Bus error", "unable to write to file </torch")
-
-_print_feeder_error = multiprocessing.queues.Queue._on_queue_feeder_error  # type: ignore[attr-defined]  # its stub lacks it
 
 
 class _InWorkers:
@@ -159,7 +158,7 @@ def _send_error(queue: Any, error: Exception, item: Any) -> None:
         sent = ExceptionWrapper(details, "in a DataLoader worker process")  # type: ignore[no-untyped-call]  # of torch
         queue.put((number, sent))
     else:  # of a queue of the program's own
-        _print_feeder_error(error, item)
+        traceback.print_exception(error)
 
 
 @contextlib.contextmanager

@@ -71,6 +71,8 @@ def download_model_def(
         raise errors.TrackingException(f"experiment {id} is the run of a script, of whose program there is no copy.")
     output_dir.mkdir(parents=True, exist_ok=True)
     target = output_dir / f"experiment_{id}_model_def.tgz"
-    with tarfile.open(target, "w:gz") as archive:
+    aside = target.with_name(f".{target.name}.partial")
+    with tarfile.open(aside, "w:gz") as archive:
         archive.add(_home.home().code(id), arcname=".")
+    aside.replace(target)
     typer.echo(f"Wrote {_output.plain(target)}")
