@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 
 _BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 _MACHINE_ID = pathlib.Path("/etc/machine-id")
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's constant: no container has it
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # a constant of the kernel: containers have others
 
 
 class Facts(NamedTuple):

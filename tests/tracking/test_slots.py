@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Iterator
 
@@ -65,6 +66,14 @@ def test_slots_of_a_process_that_is_gone_are_free(
     with tracking.Slots(database) as others:
         assert others.take(2, 9, 4, 4) == [0, 1, 2, 3]
     assert {lease.trial_id for lease in slots.held()} == {9}
+
+
+def test_slots_of_a_container_that_was_started_again_are_free(slots: tracking.Slots) -> None:
+    here = tracking.RunProcess.current()
+    assert here.identity is not None
+    before = dataclasses.replace(here, identity=dataclasses.replace(here.identity, namespace="pid:[1]"))
+    slots.take(1, 1, 4, 4, before)
+    assert slots.take(2, 9, 4, 4) == [0, 1, 2, 3]
 
 
 def test_slots_are_held_for_as_long_as_the_process_that_took_them_over_lives(

@@ -44,7 +44,7 @@ def activate(
     Returns the id of the process that drives it, None if it has ended meanwhile. `force`, here and below, takes the
     experiment from a runner of another machine or container, which cannot be asked from here whether it still runs.
     """
-    if not is_run(experiment_id, at):
+    if force or not is_run(experiment_id, at):
         config = Records((at or home()).database).experiment(experiment_id).config
         require_slots(configs.from_map(config or {}), this_machine(slots))
     _ask(experiment_id, Desired.ACTIVE, at, force=force)

@@ -27,8 +27,11 @@ def activate(ids: ExperimentIds, follow: Follow = False, slots: Slots = None, fo
         raise typer.BadParameter("only one experiment can be followed; leave --follow out, or give one id.")
     from determined.experiment import control
 
-    act = functools.partial(control.activate, slots=slots, force=force)
-    each(ids, act, "Experiment {0} runs. Its runner is process {1}.")
+    def act(id: int) -> str:
+        pid = control.activate(id, slots=slots, force=force)
+        return "has ended meanwhile." if pid is None else f"runs. Its runner is process {pid}."
+
+    each(ids, act, "Experiment {} {}")
     if follow:
         watch(ids[0])
 
