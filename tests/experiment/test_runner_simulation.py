@@ -274,3 +274,17 @@ def test_a_runner_that_is_asked_to_leave_does_not_wait_for_room(disk: SmallDisk)
     with after_a_warning("waits for room", runner.leave), pytest.raises(errors.TrackingException, match="full"):
         runner.run()
     simulation.ledger.close()
+
+
+def test_a_runner_whose_database_is_deleted_says_so_and_ends(tmp_path: pathlib.Path) -> None:
+    def deleting(hparams: Mapping[str, Any], seed: int) -> Iterator[tuple[float, Mapping[str, float]]]:
+        yield 1.0, {"loss": 1.0, "batches": 1}
+        (tmp_path / "tracking.db").unlink(missing_ok=True)
+        yield 2.0, {"loss": 1.0, "batches": 2}
+
+    simulation = simulated(tmp_path, FOUR_TRIALS, deleting)
+    with pytest.raises(errors.TrackingException, match=r"tracking\.db' was deleted, moved or replaced.*put it back"):
+        simulation.run()
+    assert not (tmp_path / "tracking.db").exists()
+    simulation.executor.close()
+    simulation.ledger.close()

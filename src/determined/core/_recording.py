@@ -202,10 +202,22 @@ class Recording:
     def _write_all(self) -> None:
         if self._recorder is None:
             self._recorder = self._opened_recorder()
+        self._follow_database(self._recorder)
         while self._unwritten:
             # In parts, so that a vain attempt costs little however much there is to write.
             self._recorder.write(self._unwritten[:_MOST_AT_ONCE])
             del self._unwritten[:_MOST_AT_ONCE]
+
+    def _follow_database(self, recorder: Recorder) -> None:
+        """Notice when the database is deleted or moved under the run, and have the run on record again."""
+        if recorder.follow_database():
+            logger.warning(
+                "The tracking database %s was deleted, moved or replaced during this run. The run goes on in the one "
+                "that is there now, with what was on record of it, as trial %d of experiment %d.",
+                self._home.database,
+                recorder.trial_id,
+                recorder.experiment_id,
+            )
 
     def _complain(self, error: errors.TrackingException) -> None:
         if not self._has_complained:

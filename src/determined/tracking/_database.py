@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pathlib
 import random
@@ -68,6 +69,7 @@ def create_file(path: pathlib.Path) -> None:
     """Make an empty database file that only its owner can read, unless there is one."""
     try:
         make_private(path.parent)
+        _remove_orphans(path)
         # Before SQLite does: it would follow the umask, and its side files copy this file's mode. One that is there is
         # not opened: to close it again would take away the locks that this process has on it.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
@@ -77,6 +79,22 @@ def create_file(path: pathlib.Path) -> None:
         raise errors.TrackingException(
             f"the tracking database {str(path)!r} cannot be created: {error}; make the folder writable or {ELSEWHERE}."
         ) from error
+
+
+def _remove_orphans(path: pathlib.Path) -> None:
+    """Remove the side files of a database that is gone: SQLite would take them for those of the new one."""
+    orphans = [path.with_name(f"{path.name}-{kind}") for kind in ("wal", "shm")]
+    if path.exists() or not any(orphan.exists() for orphan in orphans):
+        return
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # one at a time, so that nobody removes those of a new one
+        if not path.exists():
+            for orphan in orphans:
+                orphan.unlink(missing_ok=True)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    finally:
+        os.close(folder)
 
 
 def writing_engine(url: sa.URL, *, has_one_connection: bool = False) -> sa.Engine:
@@ -117,6 +135,15 @@ def data_version(engine: sa.Engine) -> tuple[int, int]:
     try:
         ((version,),) = connection.cursor().execute("PRAGMA data_version").fetchall()
         return id(connection.driver_connection), version
+    finally:
+        connection.close()
+
+
+def empty_log(engine: sa.Engine) -> None:
+    """Let an SQLite file hold by itself what is stored, as far as others who use it permit."""
+    connection = engine.raw_connection()
+    try:
+        connection.cursor().execute("PRAGMA wal_checkpoint").fetchall()
     finally:
         connection.close()
 

@@ -21,6 +21,7 @@ from . import (
     _database,
     _driven_reading,
     _migrations,
+    _relocation,
     _runs,
     _wishes,
     _writing,
@@ -59,6 +60,7 @@ class Ledger:
         self.experiment_id = experiment_id
         # One connection for all: SQLite tells each what others have stored, and it must not be told of its own.
         self._engine = engine
+        self._file = _relocation.OpenFile(engine.url)
         self._searched = searched_by(config)
         self._process: RunProcess | None = None
         self._seen: tuple[int, int] | None = None
@@ -174,9 +176,11 @@ class Ledger:
         """Return whether others have stored anything since the last call; True at the first one.
 
         Costs next to nothing. What this ledger stored itself does not count. With PostgreSQL always True.
+        `TrackingException` if the file of the database was deleted, moved or replaced.
         """
         if self._engine.dialect.name != "sqlite":
             return True
+        self._file.require_in_place()
         with _database.errors_naming(self._engine.url):
             before, self._seen = self._seen, _database.data_version(self._engine)
         return before != self._seen
@@ -220,6 +224,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sa.Connection]:
+        self._file.require_in_place()
         with _database.errors_naming(self._engine.url), self._engine.begin() as connection:
             yield connection
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from determined import errors
 
-from . import _best, _database, _migrations, _reading, _schema, _writing
+from . import _best, _database, _migrations, _reading, _relocation, _schema, _writing
 from ._changes import Changes, Recorded, fields
 from ._messages import Message, RunDescription, RunState
 from ._rows import EXPERIMENT, TRIAL, Row
@@ -32,6 +32,7 @@ class Recorder:
         self.trial_id = of.trial_id
         self._of = of
         self._engine = engine
+        self._file = _relocation.OpenFile(engine.url)
 
     @classmethod
     def start(cls, url_or_path: str | pathlib.Path, run: RunDescription) -> Self:
@@ -61,6 +62,27 @@ class Recorder:
                 changes.add(message)
             with self._engine.begin() as connection:
                 changes.apply(connection)
+
+    def follow_database(self) -> bool:
+        """Go on in the database that is at the path now if the one that was opened is not; returns whether it has to.
+
+        A database is created if there is none. What is on record of the run is carried over, with its ids unless others
+        have them there. `TrackingException` in an experiment that a runner drives, whose record is not the run's alone.
+        """
+        if not self._file.has_moved:
+            return False
+        if self._of.is_driven:
+            self._file.require_in_place()
+        with _database.errors_naming(self._engine.url):
+            _database.empty_log(self._engine)  # for those who have moved only the database itself
+        with _migrations.opened(self._engine.url, creating=True) as engine:
+            reading = _database.for_reading(self._engine)
+            with reading.begin() as source, engine.begin() as target:
+                of = _relocation.carry_over(source, target, self._of)
+        self._engine.dispose()
+        self._engine, self._of, self._file = engine, of, _relocation.OpenFile(engine.url)
+        self.experiment_id, self.trial_id = of.experiment_id, of.trial_id
+        return True
 
     def best_validation(self, metric: str, smaller_is_better: bool) -> float | None:
         """Return the best value that any trial of the experiment has reported for a validation metric.

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import socket
 import time
 import types
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, Self
 
 import sqlalchemy as sa
 
 from determined import errors
 
-from . import _database, _migrations, _runs, _schema, _tallies
+from . import _database, _migrations, _relocation, _runs, _schema, _tallies
 from ._process import RunProcess
 from ._rows import EXPERIMENT, LEASE, RUNNER, Row
 from ._turns import Demand, Lease
@@ -33,6 +35,7 @@ class Slots:
         self.host = host or socket.gethostname()
         with _migrations.opened(url_or_path) as engine:
             self._engine = engine
+            self._file = _relocation.OpenFile(engine.url)
 
     def take(
         self, experiment_id: int, trial_id: int, count: int, capacity: int, process: RunProcess | None = None
@@ -46,7 +49,7 @@ class Slots:
                 f"take(count={count}) for trial {trial_id}: pass a number of slots from 0 on."
             )
         holder = process or RunProcess.current()
-        with _database.errors_naming(self._engine.url), self._engine.begin() as connection:
+        with self._writing() as connection:
             taken = {lease.slot for lease in self._living(connection) if lease.trial_id != trial_id}
             free = [slot for slot in range(capacity) if slot not in taken][:count]
             if len(free) < count:
@@ -59,12 +62,12 @@ class Slots:
     def hand_over(self, trial_id: int, process: RunProcess) -> None:
         """Let another process hold a trial's slots, such as the keeper of its run: they are free when that is gone."""
         columns = _holding(process)
-        with _database.errors_naming(self._engine.url), self._engine.begin() as connection:
+        with self._writing() as connection:
             connection.execute(sa.update(_LEASES).where(self._of_trial(trial_id)).values(columns))
 
     def release(self, trial_id: int) -> None:
         """Free the slots of a trial."""
-        with _database.errors_naming(self._engine.url), self._engine.begin() as connection:
+        with self._writing() as connection:
             connection.execute(sa.delete(_LEASES).where(self._of_trial(trial_id)))
 
     def held(self) -> list[Lease]:
@@ -102,6 +105,12 @@ class Slots:
         traceback: types.TracebackType | None,
     ) -> None:
         self.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sa.Connection]:
+        self._file.require_in_place()
+        with _database.errors_naming(self._engine.url), self._engine.begin() as connection:
+            yield connection
 
     def _living(self, connection: sa.Connection) -> list[Lease]:
         """Return the leases whose holders live, and free the others; nobody else can take slots meanwhile."""
