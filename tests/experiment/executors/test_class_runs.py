@@ -349,6 +349,29 @@ class Fails(Trial):
     assert (ended.reason, ended.message) == (EndReason.FAILED, "rank 1: ValueError: on one rank only")
 
 
+def test_rank_that_is_frozen_after_the_training_is_ended_and_named(runs: Runs) -> None:
+    write(
+        runs,
+        """
+import os
+import signal
+
+class Freezes(Trial):
+    def build_callbacks(self):
+        class Callback(pytorch.PyTorchCallback):
+            def on_trial_shutdown(self):
+                if os.environ["RANK"] == "1":
+                    os.kill(os.getpid(), signal.SIGSTOP)
+
+        return {"freezes": Callback()}
+""",
+    )
+    short = {"patience": 1.0, "environment": {"DET_DISTRIBUTED_TIMEOUT": "5"}}
+    ended = runs.run(runs.trial("model_def:Freezes", ranks=2, slot_ids=[0, 1], **short))
+    assert ended.reason is EndReason.FAILED
+    assert ended.message.startswith("rank 1: it did not end within 5 s after another rank had")
+
+
 def test_invalid_hyperparameters_on_one_rank(runs: Runs) -> None:
     write(
         runs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import selectors
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from determined.core._distributed import DEFAULT_TIMEOUT, TIMEOUT_VARIABLE
 from determined.experiment.executors._output import gist
 from determined.experiment.executors._patterns import Patterns
 from determined.experiment.executors._processes import children
@@ -53,6 +55,7 @@ class Keeper:
         self._was_cut_off = False
         self._signalled: set[int] = set()
         self._deadlines: dict[Callable[[], None], float] = {}
+        self._overdue = ""
         self._is_killing = False
         self._is_over = False
 
@@ -193,7 +196,7 @@ class Keeper:
         self._signalled.discard(pid)
         if rank is None:
             return
-        end = rank.end(code, by_keeper)
+        end = dataclasses.replace(rank.end(code, by_keeper), overdue=self._overdue)
         self._ends.add(end)
         self._was_cut_off |= by_keeper
         if end.is_failure and self._living:
@@ -201,6 +204,24 @@ class Keeper:
         elif code and self._living and not self._course.asked:
             # It was stopped by somebody else; the others agree with it, or are no use without it.
             self._after(self._spec.patience, self._kill_all)
+        elif self._living and not self._course.asked:
+            self._after(self._longest_wait(), self._kill_overdue)
+
+    def _longest_wait(self) -> float:
+        try:
+            timeout = float(self._environment.get(TIMEOUT_VARIABLE) or DEFAULT_TIMEOUT)
+        except ValueError:  # the ranks say so themselves
+            timeout = DEFAULT_TIMEOUT
+        return max(self._spec.patience, timeout)
+
+    def _kill_overdue(self) -> None:
+        """End ranks that are frozen or hang after the training, which no other rank is left to notice."""
+        if self._living and not self._is_killing:
+            self._overdue = (
+                f"did not end within {self._longest_wait():g} s after another rank had (the longer of "
+                f"preemption_timeout and {TIMEOUT_VARIABLE}), and was killed"
+            )
+            self._kill_all()
 
     def _end_leftovers(self) -> None:
         """End what the ranks have left behind.
