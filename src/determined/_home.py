@@ -132,9 +132,9 @@ def make_private(folder: pathlib.Path) -> None:
     top = home().path
     private = [one for one in above if one.is_relative_to(top) and (one != top or not os.environ.get(HOME_VARIABLE))]
     for one in private:
-        found = one.stat()
-        if found.st_mode & 0o077 and found.st_uid == os.geteuid():
-            with contextlib.suppress(OSError):  # as where the file system has no modes
+        with contextlib.suppress(OSError):  # as where the file system has no modes
+            found = one.stat()
+            if found.st_mode & 0o077 and found.st_uid == os.geteuid():
                 one.chmod(0o700)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -48,24 +49,28 @@ def mask_variables_in_file(path: pathlib.Path) -> bytes | None:
     if path.suffix.lower() not in _CONFIG_SUFFIXES or path.stat().st_size > _LARGEST_CONFIG:
         return None
     data = path.read_bytes()
-    if _VARIABLES.encode() not in data or not (pairs := _pairs_in(data)):
+    if _VARIABLES.encode() not in data or not (pairs := _open_pairs_in(data)):
         return None
-    for pair in sorted(pairs, key=len, reverse=True):  # one value may be the start of another
-        data = data.replace(pair.encode(), _masked(pair).encode())
-    if any(_masked(pair) != pair for pair in _pairs_in(data)):
+    for pair in sorted(pairs, key=len, reverse=True):  # one may be the start of another
+        data = re.sub(rb"(?<!\w)" + re.escape(pair.encode()), _masked(pair).encode(), data)
+    if _open_pairs_in(data):
         raise ValueError("the values of its environment_variables cannot be masked; write each as NAME=value in a line")
     return data
 
 
-def _pairs_in(text: bytes) -> list[str]:
-    import yaml
-
+def _open_pairs_in(text: bytes) -> list[str]:
+    """Return the variables, as NAME=value, whose values can be read in a config; none in what is no config."""
+    try:
+        import yaml
+    except ImportError:
+        raise ValueError("PyYAML, which reads configs, is not installed; run: pip install PyYAML") from None
     try:
         tree = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         return []
     environment = tree.get("environment") if isinstance(tree, Mapping) else None
-    return list(_strings(environment.get(_VARIABLES))) if isinstance(environment, Mapping) else []
+    found = _strings(environment.get(_VARIABLES)) if isinstance(environment, Mapping) else ()
+    return [pair for pair in found if pair.partition("=")[2] not in ("", MASK)]
 
 
 def _strings(value: Any) -> Iterator[str]:

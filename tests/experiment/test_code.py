@@ -436,11 +436,11 @@ def test_failure_leaves_nothing(
 def test_configs_in_the_snapshot_have_no_values_of_environment_variables(
     folder: pathlib.Path, destination: pathlib.Path
 ) -> None:
-    text = "name: x # mine\nenvironment:\n  environment_variables:\n    cpu: [A=1]\n    cuda:\n    - 'PIN=30 517'\n"
+    text = "name: DATA=1 # mine\nenvironment:\n  environment_variables:\n    cpu: [A=1, B=]\n    cuda: ['PIN=30 517']\n"
     (folder / "config.yml").write_text(text)
     (folder / "run.sh").write_text("PIN=30 517")
     take(folder, destination)
-    masked = text.replace("A=1", "A=********").replace("PIN=30 517", "PIN=********")
+    masked = text.replace("[A=1", "[A=********").replace("PIN=30 517", "PIN=********")
     assert (destination / "config.yml").read_text() == masked
     assert (destination / "run.sh").read_text() == "PIN=30 517"
 
