@@ -13,6 +13,8 @@ import socket
 import threading
 from collections.abc import Iterator
 
+from determined._processes import boot_id, is_supported
+
 _held: set[int] = set()
 _changing = threading.Lock()
 
@@ -47,10 +49,7 @@ def is_locked(folder: pathlib.Path) -> bool:
 
 def kernel_id() -> str:
     """Return what differs between machines, and from one boot of a machine to the next."""
-    try:
-        return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:  # not Linux
-        return socket.gethostname()
+    return boot_id() if is_supported() else socket.gethostname()
 
 
 def _close(descriptor: int) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import pathlib
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
+from determined import storage
 from determined.experiment.executors._spec import STARTUP_HOOK, RunSpec
 
 # What a shell sets for itself.
@@ -24,7 +22,7 @@ def run_hook(spec: RunSpec, environment: Mapping[str, str]) -> dict[str, str]:
     """
     if not spec.has_startup_hook:
         return dict(environment)
-    with _locked(spec.code), tempfile.TemporaryFile() as exported:
+    with storage.locked(spec.code), tempfile.TemporaryFile() as exported:
         # Printed however the hook ends: it may call `exit`.
         script = f"trap 'env -0 >&{exported.fileno()}' EXIT; . ./{STARTUP_HOOK}"
         try:
@@ -43,17 +41,6 @@ def run_hook(spec: RunSpec, environment: Mapping[str, str]) -> dict[str, str]:
             raise RuntimeError(f"{STARTUP_HOOK} {how}")
         exported.seek(0)
         return {**environment, **_variables(exported.read())}
-
-
-@contextlib.contextmanager
-def _locked(folder: pathlib.Path) -> Iterator[None]:
-    """Hold a folder for one process; its children do not inherit the lock."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _variables(content: bytes) -> dict[str, str]:
