@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -79,6 +80,36 @@ def run_program(tmp_path: pathlib.Path) -> Callable[..., subprocess.CompletedPro
         )
 
     return run
+
+
+@pytest.fixture
+def managed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Returns a function that records an experiment as a runner would and tells this process to train it."""
+    import determined as det
+    from determined import tracking
+    from determined._home import home
+
+    def start(config: dict[str, Any], hparams: dict[str, Any] | None = None, **info: Any) -> None:
+        description = tracking.RunDescription(
+            name="managed",
+            config=config,
+            hparams=hparams or {},
+            seed=77,
+            entrypoint="train.py",
+            torch_version=None,
+            resolute_version="0",
+            git_commit=None,
+            pid=os.getpid(),
+            process_started=0.0,
+            host="here",
+        )
+        with tracking.Recorder.start(home().database, description) as recorder:
+            ids = {"experiment_id": recorder.experiment_id, "trial_id": recorder.trial_id}
+        trial = det.TrialInfo(**ids, trial_seed=77, hparams=hparams or {}, _config=config)
+        for name, value in det.ClusterInfo(trial=trial, **info).to_environment().items():
+            monkeypatch.setenv(name, value)
+
+    return start
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pickle
 import resource
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -366,6 +366,21 @@ def test_another_number_of_ranks_or_whole_models_go_on_from_shards(
 
 def test_one_process_without_a_group_goes_on_from_shards(sharded: pathlib.Path, consolidated: pathlib.Path) -> None:
     assert_same(restored(DdpTrial, sharded), state_of(consolidated))
+
+
+def test_a_managed_trial_begins_with_the_weights_of_shards(
+    sharded: pathlib.Path, consolidated: pathlib.Path, managed: Callable[..., None]
+) -> None:
+    managed({})
+    began: list[dict[str, torch.Tensor]] = []
+
+    class Beginning(DdpTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            began.append({name: value.clone() for name, value in self.model.state_dict().items()})
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    fit(Beginning, {"exp_conf": None}, max_length=Batch(1), latest_checkpoint=str(sharded))
+    assert_same(began[0], state_of(consolidated)[0])
 
 
 def test_spread_models_go_on_from_whole_ones() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -16,33 +15,6 @@ from determined.pytorch import Batch
 from trials import fit, latest_checkpoint, line_data, records, saved_at, scripted, steps_of
 
 VALIDATION = line_data(8).tensors
-
-
-@pytest.fixture
-def managed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Returns a function that records an experiment as a runner would and tells this process to train it."""
-
-    def start(config: dict[str, Any], hparams: dict[str, Any] | None = None, **info: Any) -> None:
-        description = tracking.RunDescription(
-            name="managed",
-            config=config,
-            hparams=hparams or {},
-            seed=77,
-            entrypoint="train.py",
-            torch_version=None,
-            resolute_version="0",
-            git_commit=None,
-            pid=os.getpid(),
-            process_started=0.0,
-            host="here",
-        )
-        with tracking.Recorder.start(home().database, description) as recorder:
-            ids = {"experiment_id": recorder.experiment_id, "trial_id": recorder.trial_id}
-        trial = det.TrialInfo(**ids, trial_seed=77, hparams=hparams or {}, _config=config)
-        for name, value in det.ClusterInfo(trial=trial, **info).to_environment().items():
-            monkeypatch.setenv(name, value)
-
-    return start
 
 
 def managed_fit(**arguments: Any) -> Any:

@@ -50,6 +50,13 @@ def restore(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
     context.precision.load_state_dict(state)
 
 
+def load_models(context: PyTorchTrialContext, state: dict[str, Any], rules: _objects.Rules) -> None:
+    """Put the weights of a checkpoint that was just read into the models. All ranks must call this."""
+    models = context.backend.keeper.attach(state["models_state_dict"])
+    state["models_state_dict"] = _objects.decode(models, rules, ("models_state_dict",))
+    restore_models(context, state)
+
+
 def restore_models(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
     """Put saved weights into the models, and saved values into the parameters that belong to none."""
     _load_each("models_state_dict", [_ModelLoader(model, context.backend.keeper) for model in context.models], state)

@@ -74,9 +74,7 @@ def load_trial_from_checkpoint_path(
                 stack.enter_context(import_from_path(path))
             trial = _trial_class(folder, description, import_paths)(context, **(trial_kwargs or {}))
     state = _checkpoint.read(folder, **options)
-    models = context.backend.keeper.attach(state["models_state_dict"])
-    state["models_state_dict"] = _objects.decode(models, _objects.Rules(), ("models_state_dict",))
-    _checkpoint.restore_models(context, state)
+    _checkpoint.load_models(context, state, _objects.Rules())
     return trial
 
 

@@ -86,12 +86,12 @@ def run(trial: PyTorchTrial, context: PyTorchTrialContext, settings: FitSettings
     if saved is not None and is_of_another_trial(context.services, saved):
         rules = _checkpoint.rules_of(type(trial), _checkpoint.models_state(context))
         with _checkpoint.reading(saved.path):
-            _decode(saved, "models_state_dict", rules)
-            _checkpoint.restore_models(context, saved.state)
+            _checkpoint.load_models(context, saved.state, rules)
         saved = None
     if saved is not None:
         with _checkpoint.reading(saved.path):
-            _decode(saved, "loop", _checkpoint.rules_of(type(trial), {"loop": None}))
+            rules = _checkpoint.rules_of(type(trial), {"loop": None})
+            saved.state["loop"] = _objects.decode(saved.state["loop"], rules, ("loop",))
             progress.load_state_dict(saved.state["loop"]["progress"])
     context.initial_batch = progress.batches_trained
     callbacks = Callbacks(trial.build_callbacks())
@@ -172,11 +172,6 @@ def _share_of(context: PyTorchTrialContext, stream: Stream, progress: Progress, 
         share = _ranks_state.share_of(context, saved.state)
         stream.load_state_dict(share.get("data", {}), progress.batches_trained)
     return share
-
-
-def _decode(saved: Saved, entry: str, rules: _objects.Rules) -> None:
-    """Make the objects in an entry of a checkpoint that the rules admit."""
-    saved.state[entry] = _objects.decode(saved.state[entry], rules, (entry,))
 
 
 def _take_over_seed(context: PyTorchTrialContext, saved: Saved | None) -> None:
