@@ -129,6 +129,7 @@ def make_private(folder: pathlib.Path) -> None:
     above = [folder, *folder.parents]
     for missing in reversed([one for one in above if not one.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(exist_ok=True)  # which fails where there is a file
     top = home().path
     private = [one for one in above if one.is_relative_to(top) and (one != top or not os.environ.get(HOME_VARIABLE))]
     for one in private:

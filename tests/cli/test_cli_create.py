@@ -266,7 +266,8 @@ def test_trainings_of_scripts_are_one_batch_in_a_test(lab: Lab) -> None:
         "with pytorch.init() as context:\n"
         "    pytorch.Trainer(Line(context), context).fit(max_length=pytorch.Epoch(1000))\n"
     )
-    path = lab.config(hyperparameters={"lr": 0.1}, searcher={"name": "single", "metric": "validation_loss"})
+    settings = {"searcher": {"name": "single", "metric": "validation_loss"}, "environment": CLASS_CONFIG["environment"]}
+    path = lab.config(hyperparameters={"lr": 0.1}, **settings)
     result = run(lab, "e", "create", path, lab.code, "--local", "--test")
     assert (result.returncode, "batch 1/1" in result.stdout) == (0, True), result.stderr
 

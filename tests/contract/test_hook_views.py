@@ -177,22 +177,30 @@ def test_models_train_again_after_a_validation_that_failed() -> None:
 
 
 class CountingTrial(WatchedTrial):
-    """Adds to a reducer in every hook; its results tell what counted."""
+    """Adds to reducers in every hook, and keeps what they got."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
-        self.places = context.wrap_reducer(lambda values: {"places": " ".join(values)})
+        self.trained: list[list[str]] = []
+        self.validated: list[list[str]] = []
+        self.reducers = [
+            context.wrap_reducer(self.counter(self.trained), "trained", for_validation=False),
+            context.wrap_reducer(self.counter(self.validated), "validated", for_training=False),
+        ]
+
+    def counter(self, results: list[list[str]]) -> Callable[[list[str]], int]:
+        def count(values: list[str]) -> int:
+            results.append(values)
+            return len(values)
+
+        return count
 
     def look(self, where: str) -> None:
-        self.places.update(where.removeprefix("on_"))
-
-
-def places(group: str) -> list[list[str]]:
-    return [report.metrics["places"].split() for report in trials.records().metrics(1, group)]
+        for reducer in self.reducers:
+            reducer.update(where.removeprefix("on_"))
 
 
 def test_reducer_updates_in_hooks_count_for_the_result_computed_next() -> None:
-    trials.fit(CountingTrial, max_length=Epoch(2), validation_period=Epoch(1), checkpoint_period=Epoch(1))
-    training = ["training_epoch_start", "train_batch", "train_batch", "training_epoch_end"]
-    assert places("training") == [training] * 2
-    assert places("validation") == [VALIDATION[:-1]] * 2
+    trial = trials.fit(CountingTrial, max_length=Epoch(2), validation_period=Epoch(1), checkpoint_period=Epoch(1))
+    assert trial.trained == [["training_epoch_start", "train_batch", "train_batch", "training_epoch_end"]] * 2
+    assert trial.validated == [VALIDATION[:-1]] * 2

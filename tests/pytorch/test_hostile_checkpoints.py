@@ -171,7 +171,6 @@ def test_progress_of_determined_that_is_no_number_is_refused(value: Any, folder:
         "builtins:eval",
         "importlib:import_module",
         "runpy:run_path",
-        "__main__:Trial",
         "determined.pytorch:PyTorchTrial",
         "trials:LineTrial.__init__.__globals__",
         "trials:os.system",

@@ -40,8 +40,9 @@ class DummyTrainContext(TrainContext):
     """Logs reports; `get_tensorboard_path` gives a folder of no trial."""
 
     def __init__(self) -> None:
-        recording = _LoggedRecording()
-        super().__init__(recording, ScalarLog(Outbox(), recording, enabled=False), None, lambda _: None)
+        recording, outbox = _LoggedRecording(), Outbox()
+        outbox.close()  # a log that is off puts nothing into it
+        super().__init__(recording, ScalarLog(outbox, recording, enabled=False), None, lambda _: None)
 
 
 class DummyCheckpointContext(CheckpointContext):

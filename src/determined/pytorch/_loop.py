@@ -192,7 +192,7 @@ class Loop:
         metrics = self.timings.timed("validation", self.validation.run)()
         self.progress.last_val = self.progress.batches_trained
         self.progress.last_ckpt = None  # none knows of this validation yet, not even one of this batch
-        worth_saving: bool = self.context.distributed.broadcast(self.policy.wants(metrics))
+        worth_saving: bool = self.context.distributed.broadcast(self.policy.wants(self.with_position(metrics)))
         metrics = self.watch.recordable("validation", metrics, self.progress.batches_trained)
         self.context.services.train.report_validation_metrics(
             self.progress.batches_trained, self.with_position(metrics)

@@ -102,7 +102,7 @@ class Encoder:
             return {_ARRAY: torch.from_numpy(native).reshape(value.shape)}
         if isinstance(value, np.generic) and not isinstance(number := value.item(), np.generic):
             return self.encode(number, place)
-        if kind is set and all(map(_is_plain_key, value)):
+        if kind in (set, collections.Counter) and _is_plain_key(tuple(value)):
             return value
         if isinstance(value, _NAMED):
             return self._named(value, value.__qualname__, place)
