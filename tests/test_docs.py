@@ -17,6 +17,7 @@ import runpy
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -62,7 +63,7 @@ FIRST_PROGRAM = next(block for block in PROGRAMS if block.page == README)
 
 
 @pytest.fixture
-def folder_with_line(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+def folder_with_line(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
     """A folder to run programs in, from which they can import the program of the README."""
     folder = tmp_path / "project"
     folder.mkdir()
@@ -71,7 +72,8 @@ def folder_with_line(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))  # programs may start others, from here
     monkeypatch.delitem(sys.modules, "line", raising=False)
-    return folder
+    yield folder
+    sys.modules.pop("line", None)  # other tests have another module of this name
 
 
 @pytest.mark.parametrize("program", [p for p in PROGRAMS if p.title != "line.py"], ids=str)
