@@ -111,7 +111,7 @@ class Best(CheckpointPolicy):
         Where nothing tells what to compare, or whether smaller is better, each validation counts as one.
         """
         if self._metric is None and not self._choose(metrics):
-            self._warn(f"which of the validation metrics {sorted(metrics)} to compare")
+            self._warn(f"which of the validation metrics {_own(metrics)} to compare")
             return True
         if not self._is_named and not _is_number(metrics.get(str(self._metric))):
             return False
@@ -217,6 +217,11 @@ def _words(name: str) -> set[str]:
     return lower | {part.rstrip("0123456789") for part in lower}
 
 
+def _own(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the names of the trial's own metrics."""
+    return sorted(metrics.keys() - set(POSITIONS))
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
@@ -224,7 +229,7 @@ def _is_number(value: Any) -> bool:
 def _number(name: str, metrics: Mapping[str, Any]) -> float:
     value = metrics.get(name)
     if not _is_number(value):
-        found = f"is {reprlib.repr(value)}, not a number" if name in metrics else f"is not among {sorted(metrics)}"
+        found = f"is {reprlib.repr(value)}, not a number" if name in metrics else f"is not among {_own(metrics)}"
         raise RuntimeError(
             f"The metric {name!r}, by which validations are compared, {found}; return it from evaluate_batch() "
             "or name another in exp_conf['searcher']['metric']."
