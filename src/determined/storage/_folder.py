@@ -140,8 +140,7 @@ class FolderStore:
                     if staging.exists():
                         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(staging))
                     stack.callback(_disown, staging)
-                    with open(_owner_file(staging), "w", encoding="utf-8", opener=private_opener) as owner:
-                        owner.write(kernel_id())
+                    _write_owner(staging)
                     staging.mkdir(mode=0o700)
                     stack.enter_context(_removed_after_failure(staging))
                     stack.enter_context(locked(staging))
@@ -161,6 +160,13 @@ class FolderStore:
 
 def _owner_file(staging: pathlib.Path) -> pathlib.Path:
     return staging.with_name(staging.name + _OWNER)
+
+
+def _write_owner(staging: pathlib.Path) -> None:
+    with open(_owner_file(staging), "w", encoding="utf-8", opener=private_opener) as owner:
+        owner.write(kernel_id())
+        owner.flush()
+        os.fsync(owner.fileno())  # after a power cut, an empty one would make the folder another machine's
 
 
 def _disown(staging: pathlib.Path) -> None:
