@@ -138,7 +138,7 @@ class Encoder:
         make, args, state, items, pairs, setter = (*reduced, None, None, None, None)[:6]
         kwargs: Mapping[str, Any] = {}
         is_new = make in (copyreg.__newobj__, copyreg.__newobj_ex__)  # type: ignore[attr-defined]  # typeshed lacks it
-        if make is copyreg.__newobj__:  # type: ignore[attr-defined]
+        if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # likewise
             make, *args = args
         elif is_new:
             make, args, kwargs = args
