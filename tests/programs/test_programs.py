@@ -35,6 +35,13 @@ def test_program_trains_as_an_experiment(program: pathlib.Path) -> None:
     assert "COMPLETED" in output, output
 
 
+@pytest.mark.parametrize("program", ["plain"], indirect=True)
+def test_program_whose_config_asks_for_many_slots_is_tested_on_one(program: pathlib.Path) -> None:
+    slots = ("--config", "resources.slots_per_trial=4")
+    output = run(program, "-m", "determined.cli", "e", "create", "experiment.yaml", ".", "--local", "--test", *slots)
+    assert "The test passed" in output
+
+
 def run(folder: pathlib.Path, *arguments: str) -> str:
     """Run Python in the program's folder, which must succeed, and return what it printed."""
     source = pathlib.Path(determined.__file__).parents[1]
