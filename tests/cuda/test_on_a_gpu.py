@@ -236,8 +236,8 @@ def test_resume_with_random_numbers_of_a_second_gpu_is_exact() -> None:
 @needs_two
 def test_state_of_all_generators_opens_no_other_gpu() -> None:
     program = (
-        "import torch; from determined.pytorch import _rng; torch.ones(1, device='cuda:0'); "
-        "_rng.set_state(_rng.get_state()); assert not torch._C._cuda_hasPrimaryContext(1)"
+        "import torch; from determined.pytorch._data import rng; torch.ones(1, device='cuda:0'); "
+        "rng.set_state(rng.get_state()); assert not torch._C._cuda_hasPrimaryContext(1)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 

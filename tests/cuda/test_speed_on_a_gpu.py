@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from determined import pytorch
 from determined.pytorch import Batch
-from determined.pytorch._prefetch import AHEAD, SMALLEST, Prefetch
+from determined.pytorch._data.prefetch import AHEAD, SMALLEST, Prefetch
 from trials import LineTrial, fit
 
 pytestmark = [

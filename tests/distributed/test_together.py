@@ -350,7 +350,7 @@ def test_training_past_the_wrapped_model_is_refused() -> None:
 
 
 def test_model_without_a_process_group_is_refused() -> None:
-    from determined.pytorch._replicas import NoGroup
+    from determined.pytorch._backends.ddp import NoGroup
 
     backend = NoGroup(torch.device("cpu"), 2)
     with pytest.raises(errors.InvalidExperimentException, match=r"Linear.*no process group.*init_process_group"):

@@ -107,7 +107,7 @@ def consolidate(
 ) -> None:
     """Copy a checkpoint of a model that was spread over processes, whole in one state_dict.pth."""
     from determined.experiment._copies import folder_of, staged
-    from determined.pytorch._consolidate import consolidate as write_whole
+    from determined.pytorch._checkpoint.consolidate import consolidate as write_whole
 
     source, target = folder_of(_output.open_records().checkpoint(uuid)), folder.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):

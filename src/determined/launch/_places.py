@@ -47,7 +47,7 @@ def _of_runner(info: ClusterInfo) -> dict[str, Any]:
 
 
 def _of_slurm(environment: Mapping[str, str]) -> dict[str, Any]:
-    from determined.pytorch._process_group import translate_slurm
+    from determined.pytorch._backends.process_group import translate_slurm
 
     # A batch script may have set the size for the ranks that are to be started here.
     variables = {name: value for name, value in environment.items() if name != "WORLD_SIZE"}

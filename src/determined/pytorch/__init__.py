@@ -2,18 +2,18 @@
 
 from determined.pytorch import samplers
 from determined.pytorch._callback import PyTorchCallback
+from determined.pytorch._checkpoint.load import CheckpointLoadContext, load_trial_from_checkpoint_path
 from determined.pytorch._context import PyTorchTrialContext
-from determined.pytorch._data import DataLoader
+from determined.pytorch._data.batch import TorchData, data_length, to_device
+from determined.pytorch._data.loader import DataLoader
 from determined.pytorch._experimental import PyTorchExperimentalContext
-from determined.pytorch._load import CheckpointLoadContext, load_trial_from_checkpoint_path
-from determined.pytorch._lr_scheduler import LRScheduler
-from determined.pytorch._plan import Batch, Epoch, ShouldExit, TrainUnit
-from determined.pytorch._plan import TrainBoundary as _TrainBoundary
-from determined.pytorch._plan import TrainBoundaryType as _TrainBoundaryType
-from determined.pytorch._progress import Progress as _TrialState
-from determined.pytorch._reducer import FunctionReducer as _SimpleReducer
-from determined.pytorch._reducer import MetricReducer, Reducer
-from determined.pytorch._structure import TorchData, data_length, to_device
+from determined.pytorch._loop.plan import Batch, Epoch, ShouldExit, TrainUnit
+from determined.pytorch._loop.plan import TrainBoundary as _TrainBoundary
+from determined.pytorch._loop.plan import TrainBoundaryType as _TrainBoundaryType
+from determined.pytorch._loop.progress import Progress as _TrialState
+from determined.pytorch._metrics.reducers import FunctionReducer as _SimpleReducer
+from determined.pytorch._metrics.reducers import MetricReducer, Reducer
+from determined.pytorch._optim.lr_scheduler import LRScheduler
 from determined.pytorch._trainer import Trainer, init
 from determined.pytorch._trial import PyTorchTrial
 from determined.pytorch.samplers import adapt_batch_sampler

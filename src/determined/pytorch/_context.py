@@ -13,16 +13,17 @@ from torch.optim import Optimizer
 from determined import core, errors, tensorboard
 from determined._trial_context import TrialContext, constant_hparams
 from determined.core._context import Context
-from determined.pytorch import _apex, _structure
-from determined.pytorch._backend import Backend, SingleProcess
+from determined.pytorch._backends.base import Backend, SingleProcess
+from determined.pytorch._data import batch as batches
+from determined.pytorch._data.prefetch import Prefetch
 from determined.pytorch._experimental import PyTorchExperimentalContext
-from determined.pytorch._gradients import Gradients
-from determined.pytorch._lr_scheduler import LRScheduler, Mode
-from determined.pytorch._precision import EditGradients, ManualScaling, Precision, Scaler, parameters_of
-from determined.pytorch._prefetch import Prefetch
-from determined.pytorch._profile import TorchProfiler
-from determined.pytorch._progress import Clock
-from determined.pytorch._reducer import ReducerSet
+from determined.pytorch._loop.progress import Clock
+from determined.pytorch._metrics.reducers import ReducerSet
+from determined.pytorch._optim import apex
+from determined.pytorch._optim.gradients import Gradients
+from determined.pytorch._optim.lr_scheduler import LRScheduler, Mode
+from determined.pytorch._optim.precision import EditGradients, ManualScaling, Precision, Scaler, parameters_of
+from determined.pytorch._report.profile import TorchProfiler
 
 
 class PyTorchTrialContext(TrialContext):
@@ -197,7 +198,7 @@ class PyTorchTrialContext(TrialContext):
         O0 is fp32; O1 autocast; O2 half weights with fp32 copies in the optimizer; O3 all half. Half is fp16 on
         a GPU and bfloat16 on a CPU. Needs no apex; `num_losses` and `verbosity` have no effect.
         """
-        level = _apex.level_of(opt_level).override(
+        level = apex.level_of(opt_level).override(
             autocast=patch_torch_functions,
             fp32_batchnorm=_flag("keep_batchnorm_fp32", keep_batchnorm_fp32),
             master_weights=master_weights,
@@ -209,7 +210,7 @@ class PyTorchTrialContext(TrialContext):
         self._check_wrapped(chosen_models, chosen_optimizers)
         self._check_only_precision("configure_apex_amp")
         self.backend.check_apex(level.half_weights)
-        self.gradients.precision = _apex.choose(
+        self.gradients.precision = apex.choose(
             models=chosen_models,
             optimizers=chosen_optimizers,
             device=self.device,
@@ -256,16 +257,16 @@ class PyTorchTrialContext(TrialContext):
 
     def to_device(self, data: Any) -> Any:
         """Return nested data with its tensors on the device of this process."""
-        return _structure.to_device(data, self.device, self._warned_types)
+        return batches.to_device(data, self.device, self._warned_types)
 
     def batch_mover(self) -> Callable[[Any], Any]:
         """Return what takes a batch from the loader to where the trial wants it."""
         if not self.experimental.auto_to_device:
             return lambda batch: batch
-        move = _structure.mover(self.device, self._warned_types)
+        move = batches.mover(self.device, self._warned_types)
         if self.device.type == "cuda" and self.experimental.prefetches:
             move = Prefetch(move, self.device)
-        return _structure.channels_last(move) if self.experimental.channels_last else move
+        return batches.channels_last(move) if self.experimental.channels_last else move
 
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
         """Profile the run with `torch.profiler.profile(*args, **kwargs)`; traces go to the TensorBoard folder."""

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from determined import errors
-from determined.pytorch._graph_options import GraphOptions
-from determined.pytorch._precision import Autocast
+from determined.pytorch._accelerate.cuda_graphs.options import GraphOptions
+from determined.pytorch._optim.precision import Autocast
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
+    from determined.pytorch._backends.fsdp import Units
     from determined.pytorch._context import PyTorchTrialContext
-    from determined.pytorch._sharded import Units
 
 
 class PyTorchExperimentalContext:
@@ -55,9 +55,9 @@ class PyTorchExperimentalContext:
 
         The first batches take longer, up to minutes, and say so. Weights keep their names in checkpoints.
         """
-        from determined.pytorch import _compile
+        from determined.pytorch._accelerate import compile as compiling
 
-        _compile.check_options(options)
+        compiling.check_options(options)
         self.compile_options = options
 
     def use_cuda_graphs(self, *, warmup: int = 3, max_graphs: int = 8, verify: bool = False) -> None:
@@ -125,9 +125,9 @@ class PyTorchExperimentalContext:
                 "use_fsdp() spreads models over processes, but there is no process group; start the program with "
                 "`torchrun --nproc-per-node N train.py`, also for one process."
             )
-        from determined.pytorch import _sharded
+        from determined.pytorch._backends import fsdp
 
-        options = _sharded.options_of(
+        options = fsdp.options_of(
             units=units,
             mixed_precision=mixed_precision,
             activation_checkpointing=activation_checkpointing,
@@ -135,7 +135,7 @@ class PyTorchExperimentalContext:
             offload_to_cpu=offload_to_cpu,
             device=self._parent.device,
         )
-        self._parent.backend = _sharded.Sharded(self._parent.device, self._parent.distributed, options)
+        self._parent.backend = fsdp.Sharded(self._parent.device, self._parent.distributed, options)
 
     def disable_dataset_reproducibility_checks(self) -> None:
         """Accept any loader from the build methods, such as a torch `DataLoader`.

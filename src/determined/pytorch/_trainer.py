@@ -18,17 +18,17 @@ from determined import core, errors
 from determined._info import ClusterInfo, get_cluster_info
 from determined.core._context import TensorboardMode, open_context
 from determined.core._recording import RunFacts
-from determined.pytorch import _rng
-from determined.pytorch._backend import Backend
+from determined.pytorch._accelerate.lazy_dynamo import defer_compiler
+from determined.pytorch._accelerate.options import applied, with_optimizations
+from determined.pytorch._backends.base import Backend
+from determined.pytorch._backends.process_group import joined
+from determined.pytorch._checkpoint.saver import CHECKPOINT_VARIABLE, steps_to_resume
 from determined.pytorch._context import PyTorchTrialContext
-from determined.pytorch._lazy_dynamo import defer_compiler
-from determined.pytorch._optimizations import applied, with_optimizations
-from determined.pytorch._plan import Batch, Epoch, TrainUnit
-from determined.pytorch._policy import POLICIES
-from determined.pytorch._process_group import joined
-from determined.pytorch._profile import ProfilerSettings
-from determined.pytorch._run import FitSettings, run
-from determined.pytorch._saver import CHECKPOINT_VARIABLE, steps_to_resume
+from determined.pytorch._data import rng
+from determined.pytorch._loop.plan import Batch, Epoch, TrainUnit
+from determined.pytorch._loop.policy import POLICIES
+from determined.pytorch._loop.run import FitSettings, run
+from determined.pytorch._report.profile import ProfilerSettings
 from determined.pytorch._trial import PyTorchTrial, check_evaluation
 
 # Seeds that torch may have without the program's doing: its first one, and those of runs before in this process.
@@ -216,7 +216,7 @@ def _seed(info: ClusterInfo | None, config: Mapping[str, Any] | None, ranks: cor
     """Return the seed of the run, and seed everything with it unless the program has seeded torch itself."""
     seed, is_drawn = ranks.broadcast(_seed_of_chief(info, config))
     if is_drawn:
-        _rng.seed_all(seed)
+        rng.seed_all(seed)
         _NOT_BY_THE_PROGRAM.add(seed)
     return seed
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from determined import errors
 from determined.pytorch._callback import PyTorchCallback
 from determined.pytorch._context import PyTorchTrialContext
-from determined.pytorch._data import DataLoader
-from determined.pytorch._reducer import Reducer
-from determined.pytorch._structure import TorchData, data_length
+from determined.pytorch._data.batch import TorchData, data_length
+from determined.pytorch._data.loader import DataLoader
+from determined.pytorch._metrics.reducers import Reducer
 
 
 class PyTorchTrial(abc.ABC):

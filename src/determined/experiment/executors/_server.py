@@ -127,7 +127,7 @@ def _warm_up(libraries: Sequence[str]) -> None:
     if threading.active_count() > 1:  # which nothing that is forked would have, so it shall be started anew
         sys.modules.pop(PRELOADED[0], None)
     if PRELOADED[0] in sys.modules:
-        from determined.pytorch._code import take_for_libraries
+        from determined.pytorch._checkpoint.code import take_for_libraries
 
         take_for_libraries(sys.modules)
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):

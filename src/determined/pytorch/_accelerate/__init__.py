@@ -1,0 +1,1 @@
+"""Options that make a program faster: `torch.compile`, CUDA graphs."""

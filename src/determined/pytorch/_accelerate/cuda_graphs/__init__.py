@@ -1,0 +1,1 @@
+"""Training steps replayed as CUDA graphs."""

@@ -1,0 +1,1 @@
+"""How models run on one process or several: single, DDP, FSDP."""

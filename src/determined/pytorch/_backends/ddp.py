@@ -1,0 +1,299 @@
+"""Models of which every rank has a copy, kept equal by DDP."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from determined import errors
+from determined.pytorch._backends.base import Alone, StepsNow, Whole
+
+_BROADCAST_BYTES = 32 * 2**20
+_AnyTensor = TypeVar("_AnyTensor", bound=Tensor)
+_UNUSED_PARAMETERS = "Expected to have finished reduction in the prior iteration"
+
+
+class Replicated(nn.Module):
+    """A model whose gradients are averaged over all ranks while a trial trains.
+
+    It answers for the attributes of the module inside, and its weights have the names that they have there. Without
+    gradients it computes alone: ranks need not evaluate equally many batches.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self._keep_engine(None)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the module returns; with gradients, backward then averages them over all ranks."""
+        engine, steps_now = self.__dict__["_engine"]
+        if engine is None or not torch.is_grad_enabled():
+            return self.module(*args, **kwargs)
+        self.__dict__["is_used"] = True
+        if steps_now is not None:
+            engine.require_backward_grad_sync = steps_now()
+        try:
+            return engine(*args, **kwargs)
+        except RuntimeError as error:
+            if _UNUSED_PARAMETERS in str(error):
+                error.add_note(
+                    "In a trial, call context.experimental.use_ddp(find_unused_parameters=True) before wrap_model()."
+                )
+            raise
+
+    def engage(self, engine: DistributedDataParallel, steps_now: Callable[[], bool] | None) -> None:
+        """Average gradients by this engine; with `steps_now`, only in batches for which that says so."""
+        self._keep_engine(engine, steps_now)
+
+    def disengage(self) -> None:
+        """Let go of the engine."""
+        self._keep_engine(None)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the state of the module inside."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load the state of the module inside."""
+        return self.module.load_state_dict(*args, **kwargs)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        """Yield the parameters of the module inside, by the names they have there."""
+        return self.module.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Any:
+        """Yield the buffers of the module inside, by the names they have there."""
+        return self.module.named_buffers(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise
+            return getattr(self.module, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy, such as one for averaged weights, trains by itself.
+        return {**self.__dict__, "_engine": (None, None)}
+
+    def _keep_engine(self, engine: DistributedDataParallel | None, steps_now: Callable[[], bool] | None = None) -> None:
+        # Past nn.Module, for which it would be a child with the same weights once more.
+        self.__dict__["_engine"] = engine, steps_now
+        self.__dict__["is_used"] = False
+
+
+class Replicas(Whole):
+    """One of several processes that train copies of the same models."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._options: dict[str, Any] = {}
+        self._sync_batch_norm = False
+        self._engaged: list[Replicated] = []
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """Return the model on the device, with the weights of the chief."""
+        model = model.to(self.device)
+        if self._sync_batch_norm:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # of torch
+        broadcast([*model.parameters(), *model.buffers()], self.device)
+        return Replicated(model)
+
+    def bare(self, model: nn.Module) -> nn.Module:
+        """Return the module inside."""
+        return model.module if isinstance(model, Replicated) else model
+
+    def configure(self, options: dict[str, Any], sync_batch_norm: bool) -> None:
+        """Use these options of DDP."""
+        known = inspect.signature(DistributedDataParallel).parameters.keys() - {"module", "device_ids", "init_sync"}
+        if unknown := sorted(options.keys() - known):
+            raise errors.InvalidExperimentException(f"use_ddp({unknown[0]}=...): DDP's options are {sorted(known)}.")
+        if sync_batch_norm and self.device.type == "cpu":
+            raise errors.InvalidExperimentException(
+                "use_ddp(sync_batch_norm=True): torch synchronizes batch norm on GPUs only; leave it out on a CPU."
+            )
+        self._options, self._sync_batch_norm = options, sync_batch_norm
+
+    def start(
+        self, models: Sequence[nn.Module], steps_now: StepsNow | None, compressed: Sequence[nn.Parameter]
+    ) -> Callable[[], None] | None:
+        """Average the gradients of models from now on; those with compressed parameters are sent as fp16."""
+        for model in models:
+            if not isinstance(model, Replicated) or not any(p.requires_grad for p in model.parameters()):
+                continue
+            engine = self._engine_of(model.module)
+            own = {id(parameter) for parameter in model.parameters()}
+            if any(id(parameter) in own for parameter in compressed):
+                from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+                engine.register_comm_hook(None, default_hooks.fp16_compress_hook)
+            model.engage(engine, steps_now)
+            self._engaged.append(model)
+        return self._check_use
+
+    def _check_use(self) -> None:
+        """Refuse gradients that came about without the engine, so that every rank would go its own way."""
+        for model in self._engaged:
+            if not model.is_used and any(parameter.grad is not None for parameter in model.parameters()):
+                raise errors.InvalidExperimentException(
+                    f"The model {type(model.module).__name__} has gradients, but was not called itself: one of its "
+                    "methods or parts was, so gradients are not averaged over the ranks. Call the wrapped model, as in "
+                    "self.model(x), and let its forward() call the rest."
+                )
+
+    def stop(self) -> None:
+        """Let go of all that holds on to the process group, without which gloo can abort at its end."""
+        for model in self._engaged:
+            model.disengage()
+        self._engaged.clear()
+        gc.collect()
+
+    def even_out(self, models: Iterable[nn.Module]) -> None:
+        """Give every rank the chief's buffers, such as running means; training evens them out by itself."""
+        if self._options.get("broadcast_buffers", True):
+            broadcast([buffer for model in models for buffer in model.buffers()], self.device)
+
+    def share(self, parameters: Sequence[nn.Parameter]) -> Callable[[Sequence[nn.Parameter]], None] | None:
+        """Give parameters the chief's values; return what averages the gradients of such ones over all ranks."""
+        return share(parameters, self.device)
+
+    def _engine_of(self, module: nn.Module) -> DistributedDataParallel:
+        # Without device_ids: inputs are on the device already.
+        engine = DistributedDataParallel(module, init_sync=False, **self._options)
+        rebuilds = not (self._options.get("find_unused_parameters") or self._options.get("static_graph"))
+        if rebuilds and not any(getattr(part, "sparse", False) for part in module.modules()):
+            settle_buckets(engine)
+        return engine
+
+
+def settle_buckets(engine: DistributedDataParallel) -> None:
+    """Let DDP arrange its buckets of gradients now, as the model alone decides.
+
+    DDP does so after the first backward. A resumed run would sum its first step's gradients in another order than the
+    run without a break, and with three ranks or more the last bits would differ.
+    """
+    parameters = [parameter for parameter in engine.module.parameters() if parameter.requires_grad]
+    gradients = [parameter.grad for parameter in parameters]
+    module = engine.module
+    for parameter in parameters:
+        parameter.grad = None
+    engine.module = _Touch(module, parameters)
+    try:
+        engine().backward()
+    finally:
+        engine.module = module
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+
+class _Touch(nn.Module):
+    """Uses every parameter, in their order, so that gradients of zero arrive in the reverse one."""
+
+    def __init__(self, module: nn.Module, parameters: list[nn.Parameter]) -> None:
+        super().__init__()
+        self.named_buffers = module.named_buffers  # type: ignore[method-assign]  # DDP evens these out
+        self._touched = parameters
+
+    def forward(self) -> Tensor:
+        return torch.stack([p.reshape(-1)[:1].abs().sum().float() * 0 for p in self._touched]).sum()
+
+
+class NoGroup(Alone):
+    """One of several processes that are known to each other, but not to `torch.distributed`."""
+
+    def __init__(self, device: torch.device, size: int) -> None:
+        self.device = device
+        self._size = size
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """Refuse the model: its copies would drift apart."""
+        raise errors.InvalidExperimentException(
+            f"wrap_model({type(model).__name__}): init() got a DistributedContext of {self._size} processes, but "
+            "torch.distributed has no process group by which they could average gradients. Call "
+            "torch.distributed.init_process_group() before init(), or start the program with torchrun and leave "
+            "`distributed` out."
+        )
+
+
+def share(parameters: Sequence[nn.Parameter], device: torch.device) -> Callable[[Sequence[nn.Parameter]], None]:
+    """Give parameters, wherever they are, the chief's values; return what averages gradients of such ones."""
+    broadcast(parameters, device)
+    return functools.partial(average_gradients, device=device)
+
+
+@torch.no_grad()
+def average_gradients(parameters: Sequence[nn.Parameter], device: torch.device) -> None:
+    """Give parameters the average of their gradients over all ranks, exchanged between tensors on a device.
+
+    A rank that has no gradient counts with zeros. One that no rank has stays away, so that optimizers skip it.
+    """
+    for group in _by_type([parameter for parameter in parameters if parameter.requires_grad]):
+        present = [parameter.grad is not None for parameter in group]
+        gradients = [_dense_gradient(parameter) for parameter in group]
+        counts = torch.tensor(present, dtype=group[0].dtype, device=device)
+        flat = torch.cat([*(gradient.reshape(-1).to(device) for gradient in gradients), counts])
+        flat.div_(dist.get_world_size())
+        dist.all_reduce(flat)
+        # Read only where it matters, since that waits for a GPU.
+        wanted = present if all(present) else flat[-len(group) :].tolist()
+        begin = 0
+        for parameter, gradient, is_there in zip(group, gradients, wanted, strict=True):
+            gradient.copy_(flat[begin : begin + gradient.numel()].view_as(gradient))
+            begin += gradient.numel()
+            if is_there:
+                parameter.grad = gradient
+
+
+def _dense_gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        return torch.zeros_like(parameter)
+    if parameter.grad.layout is not torch.strided:
+        raise errors.InvalidExperimentException(
+            f"A parameter of shape {tuple(parameter.shape)} belongs to no wrapped model and has a sparse gradient, "
+            "which is not averaged over ranks; call context.wrap_model() on its module, or use sparse=False."
+        )
+    return parameter.grad
+
+
+def broadcast(tensors: Sequence[Tensor], device: torch.device) -> None:
+    """Give tensors the values that they have on the chief, several in one message between a device of each rank."""
+    for group in _by_type([tensor.detach() for tensor in tensors]):
+        for part in _parts(group):
+            _broadcast_together(part, device)
+
+
+def _by_type(tensors: Sequence[_AnyTensor]) -> Iterable[list[_AnyTensor]]:
+    by_type: dict[torch.dtype, list[_AnyTensor]] = {}
+    for tensor in tensors:
+        by_type.setdefault(tensor.dtype, []).append(tensor)
+    return by_type.values()
+
+
+def _parts(tensors: list[Tensor]) -> Iterable[list[Tensor]]:
+    part: list[Tensor] = []
+    for tensor in tensors:
+        part.append(tensor)
+        if sum(one.nbytes for one in part) >= _BROADCAST_BYTES:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _broadcast_together(tensors: list[Tensor], device: torch.device) -> None:
+    flat = torch.cat([tensor.reshape(-1).to(device) for tensor in tensors])
+    dist.broadcast(flat, src=0)
+    begin = 0
+    for tensor in tensors:
+        tensor.copy_(flat[begin : begin + tensor.numel()].view_as(tensor))
+        begin += tensor.numel()

@@ -1,0 +1,385 @@
+"""Models whose weights, gradients and optimizer state are spread over the ranks by FSDP2."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
+
+from determined import core, errors
+from determined.pytorch._backends.base import Rounds, StepsNow
+from determined.pytorch._backends.ddp import broadcast, share
+from determined.pytorch._backends.fsdp_state import SpreadState
+from determined.pytorch._backends.state_codec import Keeper
+from determined.pytorch._optim.precision import parameters_of
+
+Chooser = Callable[[nn.Module], bool]
+Units = Sequence[type[nn.Module]] | type[nn.Module] | Chooser
+
+_NOT_CALLED = (nn.ModuleList, nn.ModuleDict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What `use_fsdp` was told, checked."""
+
+    units: Units | None
+    policy: MixedPrecisionPolicy
+    root_policy: MixedPrecisionPolicy
+    activation_checkpointing: bool
+    reshard_after_forward: bool
+    offload_to_cpu: bool
+
+
+def options_of(
+    *,
+    units: Any,
+    mixed_precision: Any,
+    activation_checkpointing: bool,
+    reshard_after_forward: bool,
+    offload_to_cpu: bool,
+    device: torch.device,
+) -> Options:
+    """Return the options of `use_fsdp`, or refuse those that cannot work."""
+    if offload_to_cpu:
+        _check_offloading(device)
+    policy = _policy(mixed_precision)
+    # As with use_amp, the loss is computed in full precision.
+    is_plain = isinstance(mixed_precision, torch.dtype)
+    root_policy = dataclasses.replace(policy, output_dtype=torch.float32) if is_plain else policy
+    return Options(
+        units=_checked_units(units),
+        policy=policy,
+        root_policy=root_policy,
+        activation_checkpointing=activation_checkpointing,
+        reshard_after_forward=reshard_after_forward,
+        offload_to_cpu=offload_to_cpu,
+    )
+
+
+def _check_offloading(device: torch.device) -> None:
+    if device.type == "cpu":
+        raise errors.InvalidExperimentException(
+            "use_fsdp(offload_to_cpu=True): this process trains on the CPU, where the weights are anyway; leave it out."
+        )
+    backends = dist.distributed_c10d.get_backend_config()
+    if "cpu:" not in backends:
+        raise errors.InvalidExperimentException(
+            f"use_fsdp(offload_to_cpu=True): the process group ({backends}) exchanges tensors of GPUs only, but "
+            "weights would be in host memory; start the program with DET_DISTRIBUTED_BACKEND=cpu:gloo,cuda:nccl."
+        )
+
+
+def _policy(given: Any) -> MixedPrecisionPolicy:
+    if given is None:
+        return MixedPrecisionPolicy()
+    if isinstance(given, MixedPrecisionPolicy):
+        return given
+    if given not in (torch.bfloat16, torch.float32):
+        raise errors.InvalidExperimentException(
+            f"use_fsdp(mixed_precision={given!r}): pass torch.bfloat16 or a torch.distributed.fsdp."
+            "MixedPrecisionPolicy. For fp16 call use_amp(dtype=torch.float16), which scales losses."
+        )
+    return MixedPrecisionPolicy(param_dtype=given, reduce_dtype=torch.float32)
+
+
+def _checked_units(units: Any) -> Units | None:
+    classes = [units] if isinstance(units, type) else units
+    if isinstance(classes, (list, tuple, set, frozenset)):
+        for one in classes:
+            if not (isinstance(one, type) and issubclass(one, nn.Module)):
+                raise errors.InvalidExperimentException(f"use_fsdp(units=...) got {one!r}, not a class of modules.")
+        return tuple(classes)
+    if units is None or callable(units):
+        return units  # type: ignore[no-any-return]  # what it returns is checked where it is called
+    raise errors.InvalidExperimentException(
+        f"use_fsdp(units={units!r}): pass classes of modules, such as [Block], or a function of a module."
+    )
+
+
+class Sharded:
+    """One of several processes that each have a part of every model."""
+
+    computes_together = True
+
+    def __init__(self, device: torch.device, distributed: core.DistributedContext, options: Options) -> None:
+        self.device = device
+        self._distributed = distributed
+        self._options = options
+        self._mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        self._placed: list[nn.Module] = []
+        self._hooks: list[Any] = []
+        self._replaced: list[weakref.ref[nn.Parameter]] = []
+        self._keeper = SpreadState(self._mesh)
+
+    @property
+    def keeper(self) -> Keeper:
+        """How the state of models gets into checkpoints: in parts."""
+        return self._keeper
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """Return the model, with this rank's part of the weights that the chief has."""
+        if any(tensor.is_meta for tensor in _tensors(model)):
+            raise errors.InvalidExperimentException(
+                f"wrap_model({type(model).__name__}): its weights are on the meta device, which holds none; build it "
+                "on the CPU. Each process then has the whole model in its memory, until wrap_model() returns."
+            )
+        units = chosen_units(model, self._options.units)
+        if self._options.activation_checkpointing:
+            for unit in units or [model]:
+                unit.forward = _Recomputed(unit.forward)  # no wrapper, so that weights keep their names
+        self._replaced += map(weakref.ref, model.parameters())
+        # One at a time, so that the device never has the whole model.
+        for unit in [*reversed(units), model]:
+            self._spread(unit, is_root=unit is model)
+        self._placed.append(model)
+        return model
+
+    def _spread(self, module: nn.Module, *, is_root: bool) -> None:
+        whole = [tensor for tensor in _tensors(module) if not isinstance(tensor, DTensor)]
+        for tensor in whole:
+            tensor.data = tensor.data.to(self.device)
+        broadcast(whole, self.device)
+        options = self._options
+        fully_shard(
+            module,
+            mesh=self._mesh,
+            # The weights of the root itself are the first that backward needs, so they stay.
+            reshard_after_forward=options.reshard_after_forward and not is_root,
+            mp_policy=options.root_policy if is_root else options.policy,
+            offload_policy=CPUOffloadPolicy() if options.offload_to_cpu else OffloadPolicy(),
+        )
+
+    def bare(self, model: nn.Module) -> nn.Module:
+        """Return the model, which is spread in place."""
+        return model
+
+    def accept(self, optimizer: Optimizer) -> None:
+        """Refuse an optimizer of weights that a model had before it was spread; let mixed groups step one by one."""
+        replaced = {id(parameter) for reference in self._replaced if (parameter := reference()) is not None}
+        stale = sum(id(parameter) in replaced for parameter in parameters_of(optimizer))
+        if stale:
+            raise errors.InvalidExperimentException(
+                f"wrap_optimizer({type(optimizer).__name__}): {stale} of its parameters are those that a model had "
+                "before use_fsdp() spread it over the ranks. wrap_model() gives the model new ones: make the optimizer "
+                "after it, from self.model.parameters()."
+            )
+        for group in optimizer.param_groups:
+            kinds = {isinstance(parameter, DTensor) for parameter in group["params"]}
+            if len(kinds) > 1 and group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = False  # torch steps no spread and whole parameters in one call
+
+    def share(self, parameters: Sequence[nn.Parameter]) -> Callable[[Sequence[nn.Parameter]], None] | None:
+        """Give parameters the chief's values; return what averages the gradients of such ones over all ranks."""
+        return share(parameters, self.device)
+
+    def configure(self, options: dict[str, Any], sync_batch_norm: bool) -> None:
+        """Refuse options of DDP."""
+        raise errors.InvalidExperimentException("use_ddp() does not go together with use_fsdp(); call one of them.")
+
+    def check_apex(self, half_weights: bool) -> None:
+        """Refuse weights in half precision, which FSDP makes by itself."""
+        if half_weights:
+            raise errors.InvalidExperimentException(
+                "configure_apex_amp() with half weights (O2, O3) does not go together with use_fsdp(); use "
+                "use_fsdp(mixed_precision=torch.bfloat16), or opt_level='O1'."
+            )
+
+    def start(
+        self, models: Sequence[nn.Module], steps_now: StepsNow | None, compressed: Sequence[nn.Parameter]
+    ) -> Callable[[], None] | None:
+        """Exchange gradients only in batches for which `steps_now` says so."""
+        if compressed:
+            raise errors.InvalidExperimentException(
+                "wrap_optimizer(fp16_compression=True) does not go together with use_fsdp(); pass use_fsdp("
+                "mixed_precision=torch.distributed.fsdp.MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))."
+            )
+        if steps_now is not None:
+            hook = _SyncWhenStepping(steps_now)
+            self._hooks += [model.register_forward_pre_hook(hook) for model in models]
+        return None
+
+    def stop(self) -> None:
+        """Exchange gradients in every batch again."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        for model in self._placed:
+            if isinstance(model, FSDPModule):
+                model.set_requires_gradient_sync(True)
+        gc.collect()
+
+    def even_out(self, models: Sequence[nn.Module]) -> None:
+        """Give every rank the chief's buffers, such as running means."""
+        broadcast([buffer for model in models for buffer in model.buffers()], self.device)
+
+    def rounds(self, batches: Iterable[Any], stopping: Callable[[], bool]) -> Rounds:
+        """Return batches to evaluate, as many forward passes on every rank."""
+        return SharedRounds(batches, stopping, self._distributed, self._placed)
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+class _SyncWhenStepping:
+    """A hook before forward that says whether the backward after it exchanges gradients."""
+
+    def __init__(self, steps_now: StepsNow) -> None:
+        self._steps_now = steps_now
+
+    def __call__(self, model: Any, args: Any) -> None:
+        if torch.is_grad_enabled():
+            model.set_requires_gradient_sync(self._steps_now())
+
+
+class _Recomputed:
+    """A forward whose activations are computed once more in backward instead of being kept."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._forward = forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self._forward(*args, **kwargs)
+        return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
+
+
+# Units
+
+
+def chosen_units(model: nn.Module, units: Units | None) -> list[nn.Module]:
+    """Return the modules inside a model that are gathered for themselves, outer ones first."""
+    if units is None:
+        return [unit for unit in _repeated(model) if not _shares_weights(unit, model)]
+    is_unit = units if callable(units) else _instance_check(tuple(units))
+    chosen = [module for module in model.modules() if module is not model and _has_weights(module) and is_unit(module)]
+    for unit in chosen:
+        _check_unit(unit, model)
+    if not chosen:
+        kinds = sorted({type(module).__name__ for module in model.modules() if _has_weights(module)})
+        raise errors.InvalidExperimentException(
+            f"use_fsdp(units=...) chooses no module with weights inside {type(model).__name__}, which has {kinds}; "
+            "pass the class of its repeated blocks, or leave units out."
+        )
+    return chosen
+
+
+def _instance_check(classes: tuple[type[nn.Module], ...]) -> Chooser:
+    return lambda module: isinstance(module, classes)
+
+
+def _check_unit(unit: nn.Module, model: nn.Module) -> None:
+    if isinstance(unit, _NOT_CALLED):
+        raise errors.InvalidExperimentException(
+            f"use_fsdp(units=...) chooses a {type(unit).__name__}, which is never called itself; choose the modules "
+            "in it."
+        )
+    if _shares_weights(unit, model):
+        raise errors.InvalidExperimentException(
+            f"use_fsdp(units=...) chooses a {type(unit).__name__} that shares weights with other parts of "
+            f"{type(model).__name__}; leave it out, so that they stay together."
+        )
+
+
+def _repeated(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the parts of the outermost lists and sequences of modules."""
+    for child in module.children():
+        if not _has_weights(child):
+            continue
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and not isinstance(child, _NOT_CALLED):
+            yield child
+        else:
+            yield from _repeated(child)
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
+
+
+def _shares_weights(unit: nn.Module, model: nn.Module) -> bool:
+    """Say whether weights of a unit are those of another part of the model, too."""
+    inside, everywhere = (
+        Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
+        for module in (unit, model)
+    )
+    return any(everywhere[key] != count for key, count in inside.items())
+
+
+# Evaluation
+
+
+class SharedRounds(Rounds):
+    """Batches of a rank that takes part in the forward passes of the others when it has none left.
+
+    A forward pass gathers weights from all ranks, so all must compute equally many. One that has run out repeats the
+    calls that its last batch made of the models; what they give is dropped.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        stopping: Callable[[], bool],
+        distributed: core.DistributedContext,
+        models: Sequence[nn.Module],
+    ) -> None:
+        super().__init__(batches, stopping)
+        self._distributed = distributed
+        self._models = models
+        self._calls: list[tuple[nn.Module, Any, Any]] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        hooks = [model.register_forward_pre_hook(self._remember, with_kwargs=True) for model in self._models]
+        try:
+            yield from self._rounds()
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _rounds(self) -> Iterator[Any]:
+        batches, nothing = iter(self._batches), object()
+        for number in itertools.count():
+            batch = next(batches, nothing)
+            wants_stop = number > 0 and self._stopping()
+            news = self._distributed.allgather((batch is not nothing, wants_stop))
+            have_one = [has_batch for has_batch, _ in news]
+            self.stopped = any(stop for _, stop in news)
+            if self.stopped or not any(have_one):
+                return
+            if number == 0:
+                _check_all_have_one(have_one)
+            if batch is nothing:
+                self._repeat()
+            else:
+                self._calls.clear()
+                yield batch
+
+    def _remember(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        self._calls.append((model, args, kwargs))
+
+    def _repeat(self) -> None:
+        calls = self._calls[:]
+        for model, args, kwargs in calls:
+            model(*args, **kwargs)
+        self._calls = calls
+
+
+def _check_all_have_one(have_one: Sequence[bool]) -> None:
+    if not all(have_one):
+        raise RuntimeError(
+            f"The validation data gives batches to {sum(have_one)} of {len(have_one)} processes; with use_fsdp() each "
+            "needs one, since all compute together. Use a smaller batch_size for validation, or more data."
+        )

@@ -1,0 +1,183 @@
+"""Join the processes that a launcher started for one training."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from determined.core import DistributedContext
+from determined.core._address import TcpAddress
+from determined.core._distributed import timeout_seconds
+from determined.pytorch._backends.base import Backend, SingleProcess, cuda_device
+from determined.pytorch._backends.ddp import NoGroup, Replicas
+
+BACKEND_VARIABLE = "DET_DISTRIBUTED_BACKEND"
+
+_group_numbers = itertools.count()
+
+
+class Joined(NamedTuple):
+    """This process's place among the ranks, and how it trains with them."""
+
+    distributed: DistributedContext
+    backend: Backend
+
+
+@contextlib.contextmanager
+def joined(given: DistributedContext | None) -> Iterator[Joined]:
+    """Give the place of this process; a process group that this sets up is taken down after the block.
+
+    Ranks come from the context that the program gives, else from its process group, else from the launcher.
+    """
+    translate_slurm(os.environ)
+    if given is not None:
+        yield Joined(given, _backend_for(given))
+    elif dist.is_available() and dist.is_initialized():
+        yield from _in_group()
+    elif int(os.environ.get("WORLD_SIZE", "1")) > 1 or "TORCHELASTIC_RUN_ID" in os.environ:
+        with _process_group():
+            yield from _in_group()
+    else:
+        yield Joined(DistributedContext.single(), SingleProcess())
+
+
+def _in_group() -> Iterator[Joined]:
+    if torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
+        torch.cuda.set_device(cuda_device(int(os.environ["LOCAL_RANK"])))  # before objects are exchanged by nccl
+    distributed = DistributedContext.from_torch_distributed()
+    yield Joined(distributed, _backend_for(distributed))
+
+
+def _backend_for(distributed: DistributedContext) -> Backend:
+    if distributed.size == 1:
+        return SingleProcess()
+    device = cuda_device(distributed.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    if not (dist.is_available() and dist.is_initialized()):
+        return NoGroup(device, distributed.size)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return Replicas(device)
+
+
+@contextlib.contextmanager
+def _process_group() -> Iterator[None]:
+    """Set up the process group that the launcher's environment describes."""
+    device = None
+    if torch.cuda.is_available():
+        device = cuda_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    backend = os.environ.get(BACKEND_VARIABLE) or ("nccl" if device else "gloo")
+    hook = sys.excepthook
+    timeout = datetime.timedelta(seconds=timeout_seconds())
+    store, rank, size = _narrow_store(timeout) or next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    # A name of its own for each group of a program, which would else meet the addresses of the one before.
+    store = dist.distributed_c10d.PrefixStore(f"determined-{next(_group_numbers)}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    if "DET_LAUNCH_COMMAND" in os.environ:
+        sys.excepthook = hook  # torch's names the rank on every line of a traceback, as our launcher does already
+    failed = True
+    try:
+        yield
+        failed = False
+    except SystemExit as leaving:
+        # How a stop by a signal ends a run; a lower status is that of a failure here or elsewhere.
+        failed = leaving.code not in (None, 0) and not (isinstance(leaving.code, int) and leaving.code > 128)
+        raise
+    finally:
+        if dist.is_initialized():
+            _leave_group(failed)
+
+
+def _leave_group(failed: bool) -> None:
+    """Take the process group down; after a failure without waiting for the other ranks, which may never answer."""
+    if not failed:
+        dist.destroy_process_group()
+    elif "nccl" in dist.get_backend():  # else torch warns at the end of the process that nobody destroyed the group
+        dist.distributed_c10d._abort_process_group()
+
+
+def _narrow_store(timeout: datetime.timedelta) -> tuple[Any, int, int] | None:
+    """Return the store that this rank serves, at no other address than the one by which the ranks reach it.
+
+    None where ranks may be on other machines, where another process serves it, and where the address is not known here:
+    then torch decides, whose stores listen on all interfaces.
+    """
+    variables = os.environ
+    size, is_served = variables.get("WORLD_SIZE", ""), variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if variables.get("RANK") != "0" or variables.get("LOCAL_WORLD_SIZE") != size or is_served:
+        return None
+    host, port = variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")
+    try:
+        listener = TcpAddress(host, int(port)).listen()
+    except (OSError, ValueError):
+        return None
+    door = listener.socket.detach()
+    serve = dist.TCPStore  # type: ignore[attr-defined]  # as documented
+    return serve(host, int(port), int(size), True, timeout, multi_tenant=True, master_listen_fd=door), 0, int(size)
+
+
+def translate_slurm(environment: MutableMapping[str, str]) -> None:
+    """Add the variables of torchrun to the environment of a process that `srun` started as one of several.
+
+    What is there already stays, such as an address that a batch script has chosen. A batch script itself is one
+    process, however many tasks its job may have.
+    """
+    tasks = int(environment.get("SLURM_STEP_NUM_TASKS") or 1)
+    if "RANK" in environment or tasks < 2 or "SLURM_PROCID" not in environment:
+        return
+    if environment.setdefault("WORLD_SIZE", str(tasks)) != str(tasks):
+        return  # set for something else
+    node = int(environment.get("SLURM_NODEID") or 0)
+    per_node = _tasks_per_node(environment, tasks)
+    found = {
+        "RANK": environment["SLURM_PROCID"],
+        "LOCAL_RANK": environment.get("SLURM_LOCALID") or "0",
+        "LOCAL_WORLD_SIZE": str(per_node[node] if node < len(per_node) else 1),
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(len(per_node)),
+        "MASTER_ADDR": _first_host(environment),
+        "MASTER_PORT": str(_port(environment)),
+    }
+    for name, value in found.items():
+        environment.setdefault(name, value)
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Return the numbers that Slurm writes as `2(x3),1`."""
+    counts: list[int] = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        counts += [int(count)] * int(times or 1)
+    return counts
+
+
+def _tasks_per_node(environment: Mapping[str, str], tasks: int) -> list[int]:
+    """Return how many processes each machine of the step has; evenly many where Slurm does not say."""
+    counts = tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    if sum(counts) == tasks:
+        return counts
+    nodes = min(int(environment.get("SLURM_STEP_NUM_NODES") or 1), tasks)
+    return [tasks // nodes + (node < tasks % nodes) for node in range(nodes)]
+
+
+def _first_host(environment: Mapping[str, str]) -> str:
+    """Return the first of the hosts that Slurm writes as `gpu[07-09,12],login1`."""
+    hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or "127.0.0.1"
+    first = re.match(r"(?:[^\[,]|\[[^\]]*\])+", hosts)
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0]) if first else hosts
+
+
+def _port(environment: Mapping[str, str]) -> int:
+    """Return a port that no other step of this job or of its neighbours has, nor any that systems hand out."""
+    job, step = (int(environment.get(name) or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    return 20_000 + (job * 16 + step) % 12_000

@@ -1,0 +1,32 @@
+"""Make a checkpoint of spread models one of whole models."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+
+from determined import errors, storage
+from determined.pytorch._backends.state_codec import SHARDS_FOLDER, WholeState
+from determined.pytorch._checkpoint import format as checkpoint_format
+from determined.pytorch._checkpoint import objects
+
+
+def consolidate(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Copy a checkpoint into a folder, with all tensors of its shards whole in `state_dict.pth`.
+
+    Needs memory for the whole state of the training, and neither a GPU nor other processes.
+    """
+    checkpoint_format.verify(source)
+    if not (source / SHARDS_FOLDER).is_dir():
+        raise errors.InvalidCheckpointException(
+            f"{source} has no {SHARDS_FOLDER}/: its {checkpoint_format.STATE_FILE} holds whole tensors already; copy "
+            "it with `det checkpoint download`."
+        )
+    state = WholeState().attach(checkpoint_format.read(source))
+    manifest = storage.Manifest.read(source)
+    for name in manifest.files:
+        if name != checkpoint_format.STATE_FILE and name.partition("/")[0] != SHARDS_FOLDER:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / name, target / name)
+    checkpoint_format.write_state(target, objects.Encoder().encode(state))
+    storage.Manifest.of(target, manifest.origin).write(target)

@@ -1,0 +1,318 @@
+"""What a checkpoint holds: taking a snapshot of a training, and putting it back."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import io
+import json
+import pathlib
+import pickle
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from determined import errors, storage
+from determined._secrets import mask
+from determined._version import VERSION
+from determined.pytorch._backends.state_codec import SHARDS_FOLDER, Keeper, with_references
+from determined.pytorch._checkpoint import code, identity, legacy, objects
+from determined.pytorch._context import PyTorchTrialContext
+from determined.pytorch._data import rng
+from determined.pytorch._optim import free_parameters
+from determined.pytorch._optim.fused import kept_settings
+
+STATE_FILE = "state_dict.pth"
+LOAD_FILE = legacy.LOAD_FILE
+CODE_FOLDER = "code"
+FORMAT = "resolute-1"
+
+
+def snapshot(context: PyTorchTrialContext) -> dict[str, Any]:
+    """Return the state of everything wrapped, which all ranks have alike."""
+    return {
+        **models_state(context),
+        **free_parameters.state(context),
+        "optimizers_state_dict": [optimizer.state_dict() for optimizer in context.optimizers],
+        "lr_schedulers_state_dict": [scheduler.state_dict() for scheduler in context.lr_schedulers],
+        **context.precision.state_dict(),
+    }
+
+
+def restore(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
+    """Put everything wrapped into a saved state; random numbers are left to `restore_rng`."""
+    restore_models(context, state)
+    optimizers = [_OptimizerLoader(optimizer, context.backend.keeper) for optimizer in context.optimizers]
+    _load_each("optimizers_state_dict", optimizers, state)
+    _load_each("lr_schedulers_state_dict", context.lr_schedulers, state)
+    context.precision.load_state_dict(state)
+
+
+def load_models(context: PyTorchTrialContext, state: dict[str, Any], rules: objects.Rules) -> None:
+    """Put the weights of a checkpoint that was just read into the models. All ranks must call this."""
+    models = context.backend.keeper.attach(state["models_state_dict"])
+    state["models_state_dict"] = objects.decode(models, rules, ("models_state_dict",))
+    restore_models(context, state)
+
+
+def restore_models(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
+    """Put saved weights into the models, and saved values into the parameters that belong to none."""
+    _load_each("models_state_dict", [_ModelLoader(model, context.backend.keeper) for model in context.models], state)
+    free_parameters.restore(context, state)
+
+
+def restore_rng(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
+    """Put the random numbers of this rank into their saved state; a rank that was not there gets its own."""
+    saved = state["rng_state"]
+    per_rank = saved if isinstance(saved, list) else [saved]  # Determined saved those of rank 0 alone
+    rank = context.distributed.rank
+    if rank < len(per_rank):
+        rng.set_state(per_rank[rank])
+    else:
+        rng.seed_all(rng.derive(context.trial_seed, rank, state["loop"]["progress"]["batches_trained"]))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _ModelLoader:
+    """Loads weights into a model, whether or not they were saved from one wrapped for several processes."""
+
+    model: torch.nn.Module
+    keeper: Keeper
+
+    def load_state_dict(self, weights: Mapping[str, Any]) -> None:
+        # A model may have a child that is called `module` itself.
+        fits = weights.keys() <= self.model.state_dict().keys()
+        self.model.load_state_dict(self.keeper.fit_model(self.model, weights if fits else without_prefix(weights)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _OptimizerLoader:
+    """Loads the state of an optimizer, whether or not its parameters are spread over ranks as they were."""
+
+    optimizer: torch.optim.Optimizer
+    keeper: Keeper
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        fitting = dict(self.keeper.fit_optimizer(self.optimizer, state))
+        if isinstance(saved := fitting.get("param_groups"), list) and len(saved) == len(self.optimizer.param_groups):
+            # How an optimizer steps is the business of this run, not of the one that saved.
+            pairs = zip(saved, self.optimizer.param_groups, strict=True)
+            fitting["param_groups"] = [group | kept_settings(own) for group, own in pairs]
+        self.optimizer.load_state_dict(fitting)
+
+
+def without_prefix(weights: Mapping[str, Any], prefix: str = "module.") -> Mapping[str, Any]:
+    """Return weights without the prefix that DDP adds to every name."""
+    if not weights or not all(name.startswith(prefix) for name in weights):
+        return weights
+    return {name.removeprefix(prefix): value for name, value in weights.items()}
+
+
+def _load_each(key: str, owners: Any, state: Mapping[str, Any]) -> None:
+    saved = state.get(key)
+    if not isinstance(saved, list) or len(saved) != len(owners):
+        held = len(saved) if isinstance(saved, list) else "no"
+        raise errors.StateMismatchException(
+            f"The checkpoint holds {held} entries of {key}, but the trial wraps {len(owners)}; "
+            "load it with the program that saved it."
+        )
+    for index, (owner, one) in enumerate(zip(owners, saved, strict=True)):
+        try:
+            owner.load_state_dict(one)
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise errors.StateMismatchException(
+                f"{key}[{index}] of the checkpoint does not fit the trial: {error}"
+            ) from error
+
+
+def rules_of(trial_class: type, fresh: Mapping[str, Any]) -> objects.Rules:
+    """Return which classes a checkpoint may hold for a trial that holds these entries of a state before it loads any.
+
+    Raises `InvalidExperimentException` if they hold what cannot be saved.
+    """
+    return objects.Rules(fresh, functools.cache(functools.partial(code.program_modules, trial_class)))
+
+
+def models_state(context: PyTorchTrialContext) -> dict[str, Any]:
+    """Return the entry of a checkpoint that holds the states of models."""
+    return {"models_state_dict": [model.state_dict() for model in context.models]}
+
+
+def gradients(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
+    """Return gradients that outlive the batch, as those between aggregated steps do."""
+    return context.backend.keeper.gradients(context.models) | free_parameters.gradients(context)
+
+
+def restore_gradients(context: PyTorchTrialContext, saved: Mapping[str, torch.Tensor]) -> None:
+    """Put back what `gradients` returned, and drop all others."""
+    context.backend.keeper.restore_gradients(context.models, saved, unreduced=context.aggregation_frequency > 1)
+    free_parameters.restore_gradients(context, saved)
+
+
+# Files
+
+
+def write(folder: pathlib.Path, state: dict[str, Any], description: dict[str, Any]) -> None:
+    """Write the state, in plain data, and the description of its program into a folder."""
+    write_state(folder, state)
+    (folder / LOAD_FILE).write_text(json.dumps(description, default=str))
+
+
+def write_state(folder: pathlib.Path, state: dict[str, Any]) -> None:
+    """Write the state, in plain data, into a folder."""
+    _refuse(state, _fault(state, folder / STATE_FILE))
+
+
+def check(state: dict[str, Any]) -> None:
+    """Refuse a state, in plain data, that could not be loaded safely."""
+    _refuse(state, _fault(state, io.BytesIO()))
+
+
+def _refuse(state: dict[str, Any], fault: str | None) -> None:
+    if fault:
+        places = ", ".join(sorted(_unsafe_places(state, "")))
+        raise errors.InvalidExperimentException(
+            f"The checkpoint would hold, under {places}, what cannot be loaded safely: {fault}. Convert it in "
+            "state_dict() or on_checkpoint_save_start()."
+        )
+
+
+def read(folder: pathlib.Path, **options: Any) -> dict[str, Any]:
+    """Return the state in a checkpoint's folder, also of one that Determined wrote.
+
+    Objects of other classes are still plain data, until `objects.decode` makes them.
+    `options` are those of `torch.load`; without them, tensors are loaded to the CPU, and nothing but data.
+    """
+    path = folder / STATE_FILE
+    if not path.is_file():
+        raise errors.InvalidCheckpointException(
+            f"{folder} is not a whole checkpoint of a PyTorchTrial: it has no {STATE_FILE}. "
+            "Use another one; `det checkpoint list` shows what there is."
+        )
+    is_legacy = legacy.is_legacy(folder)
+    load = legacy.load_state if is_legacy else torch.load
+    # Mapped into memory, a file that was just verified need not be read and copied again.
+    loading: dict[str, Any] = {"map_location": "cpu", "weights_only": True, "mmap": not is_legacy} | options
+    try:
+        _check_unpacked_size(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those of torch are about what a forged file names
+            state = objects.with_arrays(load(path, **loading))
+        if (folder / SHARDS_FOLDER).is_dir():
+            state = with_references(state, folder / SHARDS_FOLDER)
+    except Exception as error:  # torch raises anything for files that are damaged, or that hold more than data
+        raise errors.InvalidCheckpointException(f"{path} cannot be read: {error}") from error
+    if not isinstance(state, dict) or "models_state_dict" not in state:
+        raise errors.InvalidCheckpointException(
+            f"{path} holds a {type(state).__name__}, not the state of a PyTorchTrial, which is a dict with "
+            "models_state_dict; pass a checkpoint that fit() saved."
+        )
+    return state | {"loop": {"progress": legacy.load_progress(folder)}} if is_legacy else state
+
+
+def _check_unpacked_size(path: pathlib.Path) -> None:
+    """Refuse an archive that would fill the memory with more than its file holds: `torch.save` packs nothing."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(entry.file_size for entry in archive.infolist())
+    if unpacked > path.stat().st_size:
+        raise ValueError(f"it would unpack to {unpacked} bytes, more than it has, so fit() did not save it")
+
+
+def verify(folder: pathlib.Path, *, with_code: bool = True) -> None:
+    """Raise `InvalidCheckpointException` unless a checkpoint is as it was saved; Determined left no way to tell.
+
+    The program's files are left out without `with_code`.
+    """
+    if (folder / storage.MANIFEST_FILE).exists() or not legacy.is_legacy(folder):
+        storage.Manifest.read(folder).verify(folder, except_below=None if with_code else CODE_FOLDER)
+
+
+@contextlib.contextmanager
+def reading(folder: pathlib.Path) -> Iterator[None]:
+    """Raise `InvalidCheckpointException` for a state, in the folder of a checkpoint, that has not the right form."""
+    try:
+        yield
+    except errors.InvalidCheckpointException:  # says more
+        raise
+    except (TypeError, AttributeError, ValueError, LookupError, OverflowError, RuntimeError) as error:
+        raise errors.InvalidCheckpointException(
+            f"The checkpoint in {folder} holds a state that no training has saved ({type(error).__name__}: {error}); "
+            "use another one."
+        ) from error
+
+
+def circumstances() -> dict[str, Any]:
+    """Return what the last bits of results depend on besides the state."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return {"threads": torch.get_num_threads(), "torch": str(torch.__version__), "device": device}
+
+
+def metadata(steps_completed: int) -> dict[str, Any]:
+    """Return the metadata that goes with a checkpoint."""
+    return {
+        "steps_completed": steps_completed,
+        "framework": f"torch-{torch.__version__}",
+        "format": FORMAT,
+        "resolute_version": VERSION,
+    }
+
+
+def run_description(context: PyTorchTrialContext, trial_class: type) -> dict[str, Any]:
+    """Return what tells a run from others: its program, hyperparameters and config, without secrets."""
+    return {
+        "program": identity.program_path(),
+        "trial_cls_spec": f"{code.module_of(trial_class)}:{trial_class.__qualname__}",
+        "experiment_config": mask(context.config_if_any or {}),
+        "hparams": context.hparams_if_any or {},
+    }
+
+
+def description(context: PyTorchTrialContext, program: code.Program, trial_class: type) -> dict[str, Any]:
+    """Return what `load_trial_from_checkpoint_path` needs to build the trial again, and what the run was."""
+    return {
+        "trial_type": "PyTorchTrial",
+        **run_description(context, trial_class),
+        "import_paths": list(program.import_paths),
+        "is_trainer": True,
+    }
+
+
+def _fault(value: Any, target: pathlib.Path | io.BytesIO) -> str | None:
+    """Save a value and say what keeps it from being loaded safely; None if nothing does."""
+    try:
+        _save(value, target)
+    except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
+        return str(error)
+    if isinstance(target, io.BytesIO):
+        target.seek(0)
+    return ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(target)) or None
+
+
+def _save(value: Any, target: pathlib.Path | io.BytesIO) -> None:
+    if isinstance(target, io.BytesIO):
+        torch.save(value, target)
+        return
+    # By a file of Python's, which says what is wrong with the disk; torch's own only says that something is.
+    with target.open("wb") as file:
+        try:
+            torch.save(value, file)
+        except RuntimeError as error:
+            # After an error of the disk torch still tries to end its archive, and complains of that alone.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
+
+
+def _unsafe_places(value: Any, place: str) -> Iterator[str]:
+    """Name the innermost entries of a state that cannot be loaded safely."""
+    if _fault(value, io.BytesIO()) is None:
+        return
+    entries = value.items() if isinstance(value, dict) else ()
+    inner = [found for key, one in entries for found in _unsafe_places(one, f"{place}.{key}" if place else str(key))]
+    yield from inner or [place]

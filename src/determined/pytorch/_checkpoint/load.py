@@ -1,0 +1,181 @@
+"""Build a trial from a checkpoint, to look at its models or use them."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import json
+import os
+import pathlib
+import warnings
+from collections.abc import Mapping
+from typing import Any, Self
+
+from determined import core, errors, storage
+from determined._import import import_from_path
+from determined._packages import explained
+from determined._trial_context import constant_hparams
+from determined.pytorch._accelerate.lazy_dynamo import defer_compiler
+from determined.pytorch._backends.base import SingleProcess
+from determined.pytorch._checkpoint import format as checkpoint_format
+from determined.pytorch._checkpoint import legacy, objects
+from determined.pytorch._context import PyTorchTrialContext
+from determined.pytorch._trial import PyTorchTrial
+
+
+class CheckpointLoadContext(PyTorchTrialContext):
+    """A context for a trial that is built to be looked at, without a run."""
+
+    def __init__(self, hparams: Mapping[str, Any] | None = None, exp_conf: Mapping[str, Any] | None = None) -> None:
+        super().__init__(
+            distributed=core.DistributedContext.single(),
+            backend=SingleProcess(),
+            hparams=hparams,
+            exp_conf=exp_conf,
+        )
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Return a context with the constant hyperparameters of a config."""
+        return cls(constant_hparams(config.get("hyperparameters") or {}), config)
+
+
+def load_trial_from_checkpoint_path(
+    path: str | os.PathLike[str],
+    trial_class: type[PyTorchTrial] | None = None,
+    trial_kwargs: dict[str, Any] | None = None,
+    torch_load_kwargs: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> PyTorchTrial:
+    """Return the trial of a checkpoint folder, with the saved weights in its models.
+
+    Without `trial_class`, the class is imported from the checkpoint's `code/` folder, which RUNS that code:
+    load only checkpoints that you trust, or pass the class. `trial_kwargs` are further arguments of its
+    constructor; `torch_load_kwargs` those of `torch.load`, such as `{"map_location": "cpu"}`.
+    """
+    folder = _folder(path)
+    if kwargs:
+        warnings.warn(
+            f"load_trial_from_checkpoint_path(**{kwargs!r}) is deprecated; pass torch_load_kwargs={kwargs!r}.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+    checkpoint_format.verify(folder, with_code=trial_class is None)
+    defer_compiler()
+    description = _description(folder)
+    context = CheckpointLoadContext(description.get("hparams"), description.get("experiment_config"))
+    options = kwargs | (torch_load_kwargs or {})
+    if trial_class is not None:
+        trial = trial_class(context, **(trial_kwargs or {}))
+    else:
+        with contextlib.ExitStack() as stack:
+            import_paths = _import_paths(folder, description)
+            for path in reversed(import_paths):  # the last one entered is searched first
+                stack.enter_context(import_from_path(path))
+            trial = _trial_class(folder, description, import_paths)(context, **(trial_kwargs or {}))
+    state = checkpoint_format.read(folder, **options)
+    checkpoint_format.load_models(context, state, objects.Rules())
+    return trial
+
+
+def _folder(path: str | os.PathLike[str]) -> pathlib.Path:
+    folder = pathlib.Path(path)
+    if not folder.is_dir():
+        found = "a file" if folder.exists() else "nothing"
+        raise errors.CheckpointNotFoundException(
+            f"There is {found} at {folder}; pass the folder of a checkpoint, as `det checkpoint describe` shows it."
+        )
+    return folder
+
+
+def _description(folder: pathlib.Path) -> dict[str, Any]:
+    path = folder / checkpoint_format.LOAD_FILE
+    try:
+        if not path.exists() and legacy.is_legacy(folder):
+            path, description = folder / legacy.METADATA_FILE, legacy.description(folder)
+        else:
+            description = json.loads(storage.read_plain(pathlib.Path(os.path.realpath(path))))
+    except (OSError, ValueError, RecursionError) as error:
+        raise errors.InvalidCheckpointException(f"{path} cannot be read as JSON: {error}") from error
+    kind = description.get("trial_type") if isinstance(description, dict) else None
+    if kind != "PyTorchTrial":
+        raise errors.InvalidCheckpointException(f"{path} describes a {kind!r}; only a PyTorchTrial can be loaded.")
+    for name in ("hparams", "experiment_config"):
+        if not isinstance(description.get(name), dict | None):
+            raise errors.InvalidCheckpointException(f"{path} holds {name}={description[name]!r}, not a mapping.")
+    return dict(description)
+
+
+def _import_paths(folder: pathlib.Path, description: Mapping[str, Any]) -> list[pathlib.Path]:
+    """Return the folders of the checkpoint that its program imports from; older ones have only `code/`."""
+    code = _code_folder(folder).resolve()
+    names = description.get("import_paths", ["."])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise errors.InvalidCheckpointException(
+            f"import_paths={names!r} in {folder / checkpoint_format.LOAD_FILE} is not a list of folders of "
+            f"{checkpoint_format.CODE_FOLDER}/; pass trial_class=YourTrial."
+        )
+    # Not Path.is_dir(), which raises for names that no folder can have.
+    paths = [(code / name).resolve() for name in names if os.path.isdir(code / name)]
+    return [path for path in paths if path.is_relative_to(code)]
+
+
+def _code_folder(folder: pathlib.Path) -> pathlib.Path:
+    code = folder / checkpoint_format.CODE_FOLDER
+    if not code.is_dir():
+        raise errors.InvalidCheckpointException(
+            f"{folder} holds no {checkpoint_format.CODE_FOLDER}/ with the trial's program; pass trial_class=YourTrial."
+        )
+    return code
+
+
+def _trial_class(
+    folder: pathlib.Path, description: Mapping[str, Any], import_paths: list[pathlib.Path]
+) -> type[PyTorchTrial]:
+    spec = description.get("trial_cls_spec")
+    module, _, qualname = str(spec).partition(":")
+    if module == "__main__":
+        module = _script_module(qualname, import_paths) or module
+    if not all(part.isidentifier() for part in (*module.split("."), *qualname.split("."))):
+        raise errors.InvalidCheckpointException(
+            f"The trial class {spec!r} that {folder} names is not of the form module:Class; pass trial_class=YourTrial."
+        )
+    tops = [path / module.partition(".")[0] for path in import_paths]
+    if not any(top.is_dir() or top.with_suffix(".py").is_file() for top in tops):
+        # Else any module that this process can find would run.
+        raise errors.InvalidCheckpointException(
+            f"The module of the trial class {spec!r} is not in {folder / checkpoint_format.CODE_FOLDER}; "
+            "pass trial_class=YourTrial."
+        )
+    try:
+        found: Any = importlib.import_module(module)
+        for name in qualname.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError) as error:
+        raise errors.InvalidCheckpointException(
+            f"The trial class {spec!r} cannot be imported from {folder / checkpoint_format.CODE_FOLDER} "
+            f"({explained(str(error))}); "
+            "pass trial_class=YourTrial."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, PyTorchTrial)):
+        raise errors.InvalidCheckpointException(
+            f"{spec!r} in {folder} is not a PyTorchTrial; pass trial_class=YourTrial."
+        )
+    return found
+
+
+def _script_module(qualname: str, import_paths: list[pathlib.Path]) -> str | None:
+    """Return the only module that defines a class which its script called `__main__:Class`; else None."""
+    name = qualname.partition(".")[0]
+    files = [path for folder in import_paths for path in sorted(folder.glob("*.py"))]
+    found = [path.stem for path in files if name in _classes_in(path)]
+    return found[0] if len(found) == 1 else None
+
+
+def _classes_in(path: pathlib.Path) -> set[str]:
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return set()
+    return {statement.name for statement in body if isinstance(statement, ast.ClassDef)}

@@ -1,0 +1,375 @@
+"""Objects of other classes in a state: plain data in the file, objects again where the program may hold such ones.
+
+A checkpoint holds tensors and plain values only, so that `torch.load(weights_only=True)` reads it. An object is kept as
+what `__reduce_ex__` tells of it: the name of its class, arguments, state and entries. Names become classes only by
+`Rules`; nothing is imported for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import copy
+import copyreg
+import datetime
+import decimal
+import enum
+import functools
+import pathlib
+import sys
+import types
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from determined import errors
+from determined.pytorch._checkpoint import code
+
+Place = tuple[str, ...]
+
+_ARRAY = "__ndarray__"
+_OBJECT = "__object__"
+_GLOBAL = "__global__"
+
+_PLAIN = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype, torch.device}
+)
+_CONTAINERS = (dict, list, tuple, collections.OrderedDict)
+_NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
+_BLOCKED_MODULES = ("builtins", "os", "posix", "nt", "sys", "subprocess")
+"""Modules whose functions make no objects: with `getattr`, as of a bound method, a name would reach anything."""
+
+_HARMLESS_VALUES = (bool, int, float, complex, str, bytes, object)
+"""Classes that a state may name, as the factory of a defaultdict, but that make no objects: they could fill memory."""
+_HARMLESS = (
+    *(set, frozenset, dict, list, tuple, slice),
+    *(collections.OrderedDict, collections.defaultdict, collections.deque, collections.Counter),
+    *(argparse.Namespace, types.SimpleNamespace, decimal.Decimal, uuid.UUID, uuid.SafeUUID),
+    *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone),
+    *(pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath),
+)
+"""Classes whose constructors do nothing but hold what they are given."""
+
+
+class Use(enum.Enum):
+    """What a name in a state stands for."""
+
+    VALUE = "a reference to"
+    NEW = "an instance of"  # made without its constructor, as `__reduce_ex__` usually asks
+    CALL = "a result of"
+
+
+class Named(NamedTuple):
+    """A class or function that a state holds."""
+
+    place: Place
+    name: str
+    use: Use
+    target: Any
+
+
+def name_of(target: Any) -> str:
+    """Return the name by which a class or function is kept, as in `torch.serialization.add_safe_globals`."""
+    return f"{_module_name(target.__module__)}.{target.__qualname__}"
+
+
+def _module_name(module: str) -> str:
+    """Return the name of a module in files: the same for a script that is run or imported, and for every Python."""
+    return "pathlib" if module == "pathlib._local" else code.import_name(module)
+
+
+# To plain data
+
+
+class Encoder:
+    """Turns nested values into what `weights_only` loading admits, and notes the classes and functions in them."""
+
+    def __init__(self) -> None:
+        self.found: list[Named] = []
+        self._open: set[int] = set()
+
+    def encode(self, value: Any, place: Place = ()) -> Any:
+        """Return a value as plain data; raises `InvalidExperimentException` for one that no name leads back to."""
+        kind = type(value)
+        if kind in _PLAIN or isinstance(value, Tensor):
+            return value
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+            native = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
+            return {_ARRAY: torch.from_numpy(native).reshape(value.shape)}
+        if isinstance(value, np.generic) and not isinstance(number := value.item(), np.generic):
+            return self.encode(number, place)
+        if kind in (set, collections.Counter) and _is_plain_key(tuple(value)):
+            return value
+        if isinstance(value, _NAMED):
+            return self._named(value, value.__qualname__, place)
+        if id(value) in self._open:
+            raise _refusal(place, f"a {kind.__name__} that refers to itself")
+        self._open.add(id(value))
+        try:
+            return self._encode_parts(value, place)
+        finally:
+            self._open.remove(id(value))
+
+    def _encode_parts(self, value: Any, place: Place) -> Any:
+        kind = type(value)
+        if kind in (list, tuple):
+            return kind(self.encode(one, (*place, str(index))) for index, one in enumerate(value))
+        if kind in (dict, collections.OrderedDict):
+            keys = {key: key.item() if isinstance(key, np.generic) else key for key in value}
+            if all(map(_is_plain_key, keys.values())):
+                entries = {keys[key]: self.encode(one, (*place, str(key))) for key, one in value.items()}
+                return _refilled(value, entries)
+        return self._reduced(value, place)
+
+    def _reduced(self, value: Any, place: Place) -> dict[str, Any]:
+        """Return what `__reduce_ex__` tells of an object, in plain data."""
+        kind = type(value)
+        try:
+            reducer: Callable[[Any], Any] | None = copyreg.dispatch_table.get(kind)
+            reduced = reducer(value) if reducer else value.__reduce_ex__(4)
+        except Exception as error:
+            raise _refusal(place, f"a {name_of(kind)}, which cannot be pickled ({error})") from error
+        if isinstance(reduced, str):
+            return self._named(value, reduced, place)
+        make, args, state, items, pairs, setter = (*reduced, None, None, None, None)[:6]
+        kwargs: Mapping[str, Any] = {}
+        is_new = make in (copyreg.__newobj__, copyreg.__newobj_ex__)  # type: ignore[attr-defined]  # typeshed lacks it
+        if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # likewise
+            make, *args = args
+        elif is_new:
+            make, args, kwargs = args
+        is_blocked = not isinstance(make, type) and getattr(make, "__module__", None) in _BLOCKED_MODULES
+        if setter is not None or is_blocked or not hasattr(make, "__qualname__"):
+            raise _refusal(place, f"a {name_of(kind)}, which is made by {make!r}")
+        parts = {
+            "args": list(args) or None,
+            "kwargs": dict(kwargs) or None,
+            "state": state,
+            "items": list(items or ()) or None,
+            "pairs": [list(pair) for pair in pairs or ()] or None,
+        }
+        kept = {
+            name: self.encode(part, (*place, *_shown(part, name))) for name, part in parts.items() if part is not None
+        }
+        name = self._note(make, make.__qualname__, place, Use.NEW if is_new else Use.CALL)
+        return {_OBJECT: {"class": name, "new": is_new, **kept}}
+
+    def _named(self, target: Any, qualname: str, place: Place) -> dict[str, Any]:
+        return {_GLOBAL: self._note(target, qualname, place, Use.VALUE)}
+
+    def _note(self, target: Any, qualname: str, place: Place, use: Use) -> str:
+        module = getattr(target, "__module__", None) or type(target).__module__
+        if module == "torch" and vars(torch).get(name := qualname.rpartition(".")[2]) is target:
+            qualname = name  # torch.relu says that it is in a class that torch does not have
+        try:
+            found: Any = functools.reduce(getattr, qualname.split("."), sys.modules[module])
+        except (KeyError, AttributeError):
+            found = None
+        if found is not target and not (isinstance(found, types.MethodType) and found == target):
+            raise _refusal(
+                place, f"{module}.{qualname}, which has no such name there: define it at the top level of a module"
+            )
+        name = f"{_module_name(module)}.{qualname}"
+        self.found.append(Named(place, name, use, target))
+        return name
+
+
+def _is_plain_key(key: Any) -> bool:
+    return all(map(_is_plain_key, key)) if type(key) is tuple else type(key) in _PLAIN
+
+
+def _shown(part: Any, name: str) -> Place:
+    """Return what to add to the place of an object for one of its parts: nothing for its attributes."""
+    return () if name == "state" and isinstance(part, dict) else (name,)
+
+
+def _refilled(value: Any, entries: dict[Any, Any]) -> Any:
+    """Return a dict of the same type with other entries."""
+    if type(value) is dict:
+        return entries
+    copied = copy.copy(value)  # keeps what torch hangs on to state dicts
+    copied.clear()
+    copied.update(entries)
+    return copied
+
+
+def _looked_up(module: Any, qualname: str) -> Any:
+    """Return what a name stands for in a module, without running code of the module; None if it is not there."""
+    found = module
+    for part in qualname.split("."):
+        found = getattr(found, "__dict__", {}).get(part)
+    return found
+
+
+def _refusal(place: Place, what: str) -> errors.InvalidExperimentException:
+    return errors.InvalidExperimentException(
+        f"The checkpoint would hold, under {'.'.join(place)}, what cannot be loaded safely: {what}. Plain values, "
+        "containers, arrays, tensors, functions of modules and instances of their classes can. Convert the rest in "
+        "state_dict() or on_checkpoint_save_start()."
+    )
+
+
+# What may become an object again
+
+
+class Rules:
+    """Which classes and functions a state may hold, by place.
+
+    Everywhere, harmless ones of the standard library and those given to `torch.serialization.add_safe_globals`. Under
+    an entry of the state, those that the program itself holds there before it loads anything (`fresh`). For a program
+    whose modules are known also its own classes if making an instance runs no code of theirs, and its own functions in
+    entries that `fresh` does not have, since only the program itself reads those.
+    """
+
+    def __init__(
+        self, fresh: Mapping[str, Any] | None = None, modules: Callable[[], Iterable[str]] = lambda: ()
+    ) -> None:
+        encoder = Encoder()
+        encoder.encode(dict(fresh or {}))
+        self._held = {(one.place[:2], one.use, one.name): one.target for one in encoder.found}
+        self._known = set(fresh or {})
+        self._modules = modules
+
+    def admits(self, one: Named) -> bool:
+        """Say whether what an encoder found would be loaded."""
+        return bool(self.target(one.place, one.name, one.use) == one.target)
+
+    def target(self, place: Place, name: str, use: Use) -> Any:
+        """Return the class or function that a name stands for; None if it may not be used so here."""
+        harmless = (*_HARMLESS, *_HARMLESS_VALUES) if use is Use.VALUE else _HARMLESS
+        everywhere = _safe_globals() | {name_of(kind): kind for kind in harmless}
+        if (found := everywhere.get(name)) is not None:
+            return found
+        if (found := self._held.get((place[:2], use, name))) is not None:
+            return found
+        found = self._of_program(name)
+        if isinstance(found, type):
+            return found if use is Use.VALUE or _runs_no_code(found, use) else None
+        is_function = isinstance(found, types.FunctionType)
+        return found if is_function and use is Use.VALUE and place[0] not in self._known else None
+
+    def _of_program(self, name: str) -> Any:
+        for module in self._modules():
+            if name.startswith(module + "."):
+                found = _looked_up(code.imported_module(module), name.removeprefix(module + "."))
+                if isinstance(found, (type, types.FunctionType)) and name_of(found) == name:  # not what it imported
+                    return found
+        return None
+
+
+def _safe_globals() -> dict[str, Any]:
+    """Return what the program has told torch to trust, by name."""
+    given: list[Any] = torch.serialization.get_safe_globals()
+    named = (one if isinstance(one, tuple) else (one, name_of(one)) for one in given)
+    return {name: target for target, name in named}
+
+
+def _runs_no_code(kind: type, use: Use) -> bool:
+    """Say whether an instance of a class of the program can be made and filled without running code of the class."""
+    if issubclass(kind, enum.Enum):
+        return use is Use.CALL  # looked up by its value
+    if use is Use.CALL or hasattr(kind, "__del__"):
+        return False
+    fill = getattr(kind, "__setstate__", None)
+    return (
+        (isinstance(kind.__new__, types.BuiltinFunctionType) or _is_named_tuple(kind))
+        and (isinstance(fill, _OF_PYTHON) or getattr(fill, "__module__", None) == "dataclasses")
+        and all(isinstance(getattr(kind, name, None), _OF_PYTHON) for name in ("__setitem__", "extend"))
+    )
+
+
+_OF_PYTHON = (types.NoneType, types.MethodDescriptorType, types.WrapperDescriptorType)
+"""What methods are that a class does not have, or has from a class that is built into Python."""
+
+
+def _is_named_tuple(kind: type) -> bool:
+    return issubclass(kind, tuple) and kind.__new__.__module__ == f"namedtuple_{kind.__name__}"
+
+
+# From plain data
+
+
+def with_arrays(value: Any) -> Any:
+    """Return nested values with arrays again; objects stay plain data."""
+    if type(value) is dict and set(value) == {_ARRAY}:
+        return value[_ARRAY].numpy()
+    return _mapped(lambda one, _: with_arrays(one), value, ())
+
+
+def decode(value: Any, rules: Rules, place: Place = ()) -> Any:
+    """Return nested values with the objects that an `Encoder` took apart.
+
+    Raises `InvalidCheckpointException` for one that the rules do not admit.
+    """
+    if type(value) is dict and len(value) == 1:
+        if _OBJECT in value:
+            return _made(value[_OBJECT], rules, place)
+        if _GLOBAL in value:
+            return _admitted(value[_GLOBAL], rules, place, Use.VALUE)
+    return _mapped(lambda one, inner: decode(one, rules, inner), value, place)
+
+
+def _mapped(function: Callable[[Any, Place], Any], value: Any, place: Place) -> Any:
+    kind = type(value)
+    if kind not in _CONTAINERS:
+        return value
+    if isinstance(value, dict):
+        return _refilled(value, {key: function(one, (*place, str(key))) for key, one in value.items()})
+    return kind(function(one, (*place, str(index))) for index, one in enumerate(value))
+
+
+def _made(entry: Any, rules: Rules, place: Place) -> Any:
+    try:
+        make = _admitted(entry["class"], rules, place, Use.NEW if entry["new"] else Use.CALL)
+        parts = {name: decode(entry.get(name), rules, (*place, *_shown(entry.get(name), name))) for name in _PARTS}
+        args, kwargs = parts["args"] or (), parts["kwargs"] or {}
+        made = make.__new__(make, *args, **kwargs) if entry["new"] else make(*args)
+        if isinstance(made, enum.Enum):
+            return made  # one for the whole program, which no checkpoint may change
+        if parts["items"]:
+            made.extend(parts["items"])
+        for key, one in parts["pairs"] or ():
+            made[key] = one
+        _fill(made, parts["state"])
+        return made
+    except errors.InvalidCheckpointException:
+        raise
+    except Exception as error:  # a class may raise anything for what it did not save itself
+        raise errors.InvalidCheckpointException(
+            f"{'.'.join(place)} of the checkpoint does not hold an object that can be made again "
+            f"({type(error).__name__}: {error}); use another checkpoint."
+        ) from error
+
+
+_PARTS = ("args", "kwargs", "state", "items", "pairs")
+
+
+def _fill(made: Any, state: Any) -> None:
+    """Give an object its attributes, as unpickling does."""
+    if state is None:
+        return
+    if (own := getattr(type(made), "__setstate__", None)) is not None:
+        own(made, state)
+        return
+    attributes, slots = state if type(state) is tuple and len(state) == 2 else (state, None)
+    if attributes:
+        made.__dict__.update(attributes)
+    for name, value in (slots or {}).items():
+        if not isinstance(getattr(type(made), name, None), types.MemberDescriptorType):
+            raise ValueError(f"{name!r} is no slot of {name_of(type(made))}")
+        object.__setattr__(made, name, value)
+
+
+def _admitted(name: Any, rules: Rules, place: Place, use: Use) -> Any:
+    found = rules.target(place, name, use) if isinstance(name, str) else None
+    if found is None:
+        raise errors.InvalidCheckpointException(
+            f"The checkpoint holds, under {'.'.join(place)}, {use.value} {name}, "
+            "which is not loaded, since this program holds no such thing in the same place. If you trust the "
+            f"checkpoint, call torch.serialization.add_safe_globals([{str(name).rpartition('.')[2]}]) before."
+        )
+    return found

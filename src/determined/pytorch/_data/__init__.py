@@ -1,0 +1,1 @@
+"""Training and validation data: order, loading, transfer to the device, random numbers."""

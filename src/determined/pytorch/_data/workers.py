@@ -1,0 +1,182 @@
+"""What happens in the worker processes of data loaders: their random numbers, their end, their errors."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import multiprocessing.queues
+import os
+import random
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from determined._parent import end_with_parent
+from determined.pytorch._data import rng
+from determined.pytorch._data.order import BatchKey
+
+SHARED_MEMORY = "/dev/shm"
+"""Where workers put the batches that the training process gets from them."""
+
+# What torch says in the training process when there is no room in shared memory.
+_NO_SHARED_MEMORY = ("shared memory(shm)", "killed by signal: Bus error", "unable to write to file </torch")
+
+
+class _InWorkers:
+    """Stands for a data set of the user's in loader workers; all attributes but its own are those of the user's."""
+
+    # Names that no data set has itself.
+    _keyed_dataset: Any
+    _keyed_seed: int
+    _keyed_pass: int | None
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self._keyed_dataset = dataset
+        self._keyed_seed = seed
+        self._keyed_pass = None
+
+    def __len__(self) -> int:
+        return len(self._keyed_dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        # Looked up by `__dict__`, since unpickling asks for attributes before any is set.
+        if "_keyed_dataset" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.__dict__["_keyed_dataset"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _InWorkers.__annotations__:
+            super().__setattr__(name, value)
+        else:
+            setattr(self._keyed_dataset, name, value)
+
+
+class KeyedDataset(_InWorkers, Dataset[Any]):
+    """A data set whose random numbers in loader workers depend on the batch alone, not on the worker's past."""
+
+    def __getitems__(self, indices: list[Any]) -> Any:
+        if isinstance(indices, BatchKey) and get_worker_info() is not None:
+            _seed_worker(rng.derive(self._keyed_seed, *indices.key))
+        if callable(fetch := getattr(self._keyed_dataset, "__getitems__", None)):
+            return fetch(indices)
+        return [self._keyed_dataset[i] for i in indices]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._keyed_dataset[index]
+
+
+class KeyedIterable(_InWorkers, IterableDataset[Any]):
+    """An iterable data set whose random numbers in persistent workers depend on worker and pass, not on the past.
+
+    Each worker counts passes by itself, from the one that `begin_pass` set before the workers were started. Where
+    none was set, as for validation, all passes draw the same.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        if (worker := get_worker_info()) is not None:
+            _seed_worker(rng.derive(self._keyed_seed, self._keyed_pass or 0, worker.id))
+        if self._keyed_pass is not None:
+            self._keyed_pass += 1
+        return iter(self._keyed_dataset)
+
+
+def begin_pass(loader: Any, number: int) -> int:
+    """Let workers that start now begin with this pass; returns the pass that decides the seed torch gives them."""
+    dataset = getattr(loader, "dataset", None)
+    if not isinstance(dataset, KeyedIterable):
+        return number
+    dataset._keyed_pass = number
+    return 0  # given once for all passes, so it must not tell where the process began
+
+
+def _seed_worker(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkerStart:
+    """What a loader worker does first.
+
+    It leaves signals that would reach it too to the training process, ends when that ends, however that is, and
+    lets it know of batches that cannot be sent.
+    """
+
+    init_fn: Callable[[int], None] | None
+
+    def __call__(self, worker_id: int) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if hasattr(os, "setpgid"):
+            os.setpgid(0, 0)  # torchrun signals the whole group, and the death of a worker would end the training
+        if (training := multiprocessing.parent_process()) is not None:
+            _end_with(training)
+        multiprocessing.queues.Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]  # its stub lacks it
+        if self.init_fn is not None:
+            self.init_fn(worker_id)
+
+
+def _end_with(training: Any) -> None:
+    """End this worker, whatever it is doing, when the training process ends."""
+    if sys.platform == "linux" and os.getppid() == training.pid:
+        end_with_parent(training.pid)
+    else:  # started by a fork server, which outlives the training as long as it has children
+        threading.Thread(target=_exit_after, args=(training,), daemon=True).start()
+
+
+def _exit_after(training: Any) -> None:
+    training.join()
+    os._exit(1)
+
+
+def prepare_workers(loader: Any) -> Any:
+    """Return the loader, whose workers will begin with `WorkerStart` if torch starts them."""
+    starts_workers = isinstance(loader, TorchDataLoader) and loader.num_workers
+    if starts_workers and not isinstance(loader.worker_init_fn, WorkerStart):
+        loader.worker_init_fn = WorkerStart(loader.worker_init_fn)
+    return loader
+
+
+def _send_error(queue: Any, error: Exception, item: Any) -> None:
+    """Send the error instead of a batch that cannot be sent.
+
+    Otherwise the training process would wait for that batch without end: a queue only prints such an error.
+    """
+    number = item[0] if isinstance(item, tuple) and len(item) == 2 else None
+    if isinstance(number, int):
+        details = type(error), error, error.__traceback__
+        sent = ExceptionWrapper(details, "in a DataLoader worker process")  # type: ignore[no-untyped-call]  # of torch
+        queue.put((number, sent))
+    else:  # of a queue of the program's own
+        traceback.print_exception(error)
+
+
+@contextlib.contextmanager
+def explained_lack_of_shared_memory() -> Iterator[None]:
+    """Add the remedy to an error that comes from too little shared memory for loader workers."""
+    try:
+        yield
+    except Exception as error:
+        if any(words in str(error) for words in _NO_SHARED_MEMORY) and os.path.isdir(SHARED_MEMORY):
+            error.add_note(_shared_memory_remedy())
+        raise
+
+
+def _shared_memory_remedy() -> str:
+    room = os.statvfs(SHARED_MEMORY)
+    size, free = (blocks * room.f_frsize / 2**20 for blocks in (room.f_blocks, room.f_bavail))
+    return (
+        f"Loader workers hand over batches in {SHARED_MEMORY}, which has {size:.0f} MiB ({free:.0f} MiB free now), too "
+        "few for num_workers * prefetch_factor batches. Enlarge it (docker run --shm-size=8g, or --ipc=host), or use "
+        "fewer num_workers or a smaller prefetch_factor; num_workers=0 needs none of it."
+    )

@@ -1,0 +1,1 @@
+"""The training loop: when to act, and what to do then."""

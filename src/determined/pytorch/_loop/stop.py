@@ -1,0 +1,90 @@
+"""When to leave the training loop before its end."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from determined.core._watch import RankWatch
+from determined.pytorch._context import PyTorchTrialContext
+from determined.pytorch._loop.progress import Progress
+
+
+class Limit(Protocol):
+    """How far training may go without asking."""
+
+    limit: float
+
+
+class NoLimit:
+    """Training may go on until somebody wants it to stop."""
+
+    limit = math.inf
+
+
+class Stops:
+    """Stops of a process that trains alone: at once."""
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        self._context = context
+        self._preempt = context.services.preempt
+        self.bound: Limit = NoLimit()
+        """Where to ask `now`, even if nobody wants to stop."""
+
+    def wanted(self) -> bool:
+        """Say whether the program or a signal asks to stop."""
+        return self._context.stop_requested or self._preempt.signum is not None
+
+    def now(self) -> bool:
+        """Say whether to stop at this batch."""
+        return self.wanted()
+
+    def leave_unasked(self, reason: BaseException) -> bool:
+        """Say whether all ranks leave the loop because of what the program raised."""
+        return True
+
+    @contextlib.contextmanager
+    def following(self, pulse: Callable[[], object]) -> Iterator[None]:
+        """Do nothing more for the time of a training."""
+        yield
+
+
+class SharedStops(Stops):
+    """Stops of several ranks: all at the same batch, which they agree on."""
+
+    def __init__(self, context: PyTorchTrialContext, watch: RankWatch, progress: Progress) -> None:
+        super().__init__(context)
+        self._watch = watch
+        self._progress = progress
+        self.bound = watch.stop
+
+    def wanted(self) -> bool:
+        """Say whether any rank asks to stop."""
+        if super().wanted():
+            self._watch.stop.ask()
+            return True
+        return self._watch.stop.is_made
+
+    def now(self) -> bool:
+        """Say whether this is the batch at which all ranks stop."""
+        self.wanted()  # which tells the others
+        return self._watch.stop.is_reached(self._progress.batches_trained)
+
+    def leave_unasked(self, reason: BaseException) -> bool:
+        """Tell the other ranks that the program leaves the loop; returns whether it does so on all of them."""
+        return self._watch.leave_unasked(type(reason).__name__, self._progress.batches_trained)
+
+    @contextlib.contextmanager
+    def following(self, pulse: Callable[[], object]) -> Iterator[None]:
+        """Let the other ranks know how far this one is, and that it is alive while `pulse` changes."""
+        with self._watch.following(lambda: self._progress.batches_trained, pulse):
+            yield
+        self._watch.stop.end()
+
+
+def stops_of(context: PyTorchTrialContext, progress: Progress) -> Stops:
+    """Return how this run stops."""
+    watch = context.services.watch
+    return Stops(context) if watch is None else SharedStops(context, watch, progress)

@@ -1,0 +1,185 @@
+"""One validation: metrics of the whole validation data."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import torch
+
+from determined import errors
+from determined.core._columns import BatchColumns
+from determined.pytorch._callback import Callbacks, as_numpy
+from determined.pytorch._context import PyTorchTrialContext
+from determined.pytorch._data import rng
+from determined.pytorch._data.loader import batches_of
+from determined.pytorch._loop.plan import Stopped
+from determined.pytorch._metrics.reducers import Reducer, reduced
+from determined.pytorch._metrics.window import MetricWindow, plain_data, present_values
+from determined.pytorch._trial import PyTorchTrial, evaluate_batch_of, overrides
+
+
+class Validation:
+    """Runs validations over one loader. All ranks must make theirs at the same time."""
+
+    def __init__(
+        self,
+        trial: PyTorchTrial,
+        context: PyTorchTrialContext,
+        callbacks: Callbacks,
+        loader: Any,
+        most_batches: int | None,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._trial = trial
+        self._context = context
+        self._callbacks = callbacks
+        self._loader = loader
+        self._most_batches = most_batches
+        self._stopping = stopping
+        self._evaluates = False
+        self.batches_seen = 0
+        """Counts all batches of all validations."""
+        self.starts_processes = any(context.distributed.allgather(bool(getattr(loader, "num_workers", 0))))
+        """Whether a validation starts loader workers on any rank."""
+        self._by_batch = overrides(trial, "evaluate_batch")
+        if self._by_batch:
+            check_reducers(trial.evaluation_reducer())
+
+    def run(self) -> dict[str, Any]:
+        """Return the metrics of a validation.
+
+        Models stay in evaluation mode and gradients off until `resume_training`, so that hooks after the validation
+        find them so. A validation that fails leaves neither. When asked to stop it raises `Stopped` after a batch and
+        leaves no trace in random numbers and reducers, so that the same validation can follow a resume.
+        """
+        before = rng.get_state()
+        try:
+            return self._run()
+        except BaseException as error:
+            self.resume_training()
+            if isinstance(error, Stopped):
+                rng.set_state(before)
+                self._context.reset_reducers()
+            raise
+
+    def resume_training(self) -> None:
+        """Put the models back into training mode, with gradients, if a validation came before."""
+        if self._evaluates:
+            self._set_training(True)
+
+    def _set_training(self, is_training: bool) -> None:
+        self._evaluates = not is_training
+        for model in self._context.models:
+            model.train() if is_training else model.eval()
+        torch.set_grad_enabled(is_training)
+
+    def _run(self) -> dict[str, Any]:
+        self._set_training(False)
+        self._context.reset_reducers()
+        self._callbacks.run("on_validation_start")
+        self._context.backend.even_out(self._context.models)
+        metrics = self._evaluate_batches() if self._by_batch else self._evaluate_all()
+        return metrics | self._context.reduce_metrics(for_training=False)
+
+    def _evaluate_all(self) -> dict[str, Any]:
+        # Where a forward pass needs all ranks, all evaluate the same.
+        evaluates = self._context.distributed.is_chief or self._context.backend.computes_together
+        metrics = self._evaluated_whole() if evaluates else {}
+        return self._context.distributed.broadcast(metrics)
+
+    def _evaluated_whole(self) -> dict[str, Any]:
+        metrics = self._trial.evaluate_full_dataset(self._loader)
+        if not isinstance(metrics, Mapping):
+            raise TypeError(f"evaluate_full_dataset() returned {metrics!r}; return a dict of metrics.")
+        window = MetricWindow()
+        window.add(metrics)
+        (batch,) = plain_data(window.take())
+        return {
+            name: value if isinstance(value, Real) else reduced([value], Reducer.AVG) for name, value in batch.items()
+        }
+
+    def _evaluate_batches(self) -> dict[str, Any]:
+        self._callbacks.run("on_validation_epoch_start")
+        own = self._outputs(itertools.islice(batches_of(self._loader), self._most_batches))
+        if own is not None and self._callbacks.wants("on_validation_epoch_end"):
+            self._callbacks.run("on_validation_epoch_end", [as_numpy(outputs) for outputs in own])
+        gathered = self._context.distributed.allgather(None if own is None else plain_data(own))
+        per_rank = [columns for columns in gathered if columns is not None]
+        if len(per_rank) < len(gathered):  # a rank was asked to stop
+            raise Stopped
+        outputs = per_rank[0] if len(per_rank) == 1 else BatchColumns.interleaved(per_rank)
+        if not outputs:
+            raise RuntimeError(
+                "The validation data loader has no batches; check the data set, and batch_size with drop_last."
+            )
+        _check_names(per_rank)
+        return combined(outputs, self._trial.evaluation_reducer())
+
+    def _outputs(self, batches: Iterable[Any]) -> BatchColumns | None:
+        """Return the metrics of this rank's batches; None if it was asked to stop."""
+        evaluate, move = evaluate_batch_of(self._trial), self._context.batch_mover()
+        window = MetricWindow()
+        rounds = self._context.backend.rounds(batches, self._stopping)
+        for index, batch in enumerate(rounds):
+            metrics = evaluate(move(batch), index)
+            if type(metrics) is not dict:
+                _check_output(metrics)
+            if index == 0:
+                names = frozenset(metrics)
+            elif metrics.keys() != names:
+                raise ValueError(
+                    f"evaluate_batch() returned the metrics {sorted(metrics)} for batch {index}, but {sorted(names)} "
+                    "for the first; return the same names for every batch."
+                )
+            window.add(metrics)
+            self.batches_seen += 1
+        return None if rounds.stopped else window.take()
+
+
+def _check_names(per_rank: Sequence[BatchColumns]) -> None:
+    names = [sorted(columns.columns) for columns in per_rank if len(columns)]
+    for other in names[1:]:
+        if other != names[0]:
+            raise ValueError(
+                f"evaluate_batch() returned the metrics {other} on one rank, but {names[0]} on another; return the "
+                "same names for every batch."
+            )
+
+
+def _check_output(metrics: Any) -> None:
+    if not isinstance(metrics, Mapping):
+        raise TypeError(
+            f'evaluate_batch() returned {metrics!r}; return a dict of metrics, such as {{"validation_loss": loss}}.'
+        )
+
+
+def combined(outputs: BatchColumns, reducers: Reducer | Mapping[str, Reducer]) -> dict[str, Any]:
+    """Return one number for each metric from those of all batches; the list of its values where there is none."""
+    by_name = _reducer_by_name(reducers, list(outputs.columns))
+    return {name: reduced(values, by_name[name]) for name, values in present_values(outputs).items()}
+
+
+def _reducer_by_name(reducers: Any, names: list[str]) -> Mapping[str, Reducer]:
+    check_reducers(reducers)
+    if not isinstance(reducers, Mapping):
+        return dict.fromkeys(names, reducers)
+    if set(reducers) != set(names):
+        raise errors.InvalidExperimentException(
+            f"evaluation_reducer() has reducers for {sorted(reducers)}, but evaluate_batch() returns "
+            f"{sorted(names)}; give each metric a reducer, and no other."
+        )
+    return reducers
+
+
+def check_reducers(reducers: Any) -> None:
+    """Refuse what `evaluation_reducer` gave unless it is a `Reducer` or a dict of them."""
+    by_name = reducers if isinstance(reducers, Mapping) else {"every metric": reducers}
+    for name, reducer in by_name.items():
+        if not isinstance(reducer, Reducer):
+            raise errors.InvalidExperimentException(
+                f"evaluation_reducer() gives {reducer!r} for {name!r}; return a member of pytorch.Reducer, such as "
+                "Reducer.AVG. For a function, use context.wrap_reducer()."
+            )

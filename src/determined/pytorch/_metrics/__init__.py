@@ -1,0 +1,1 @@
+"""Metrics of batches and windows, and their reduction over ranks."""

@@ -1,0 +1,252 @@
+"""Windows of metrics, left on the device until the window ends."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from determined.core._columns import MISSING, BatchColumns, are_floats, as_array, mean_of
+from determined.pytorch._metrics.reducers import Reducer, is_plain, mean, reduced
+
+
+class MetricWindow:
+    """The metrics of the batches since the last report, a column for each name.
+
+    On a GPU nothing is read before `take`, so that the host never waits between reports.
+    """
+
+    def __init__(self) -> None:
+        self._columns: dict[str, list[Any]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, metrics: Any) -> None:
+        """Keep what `train_batch` returned."""
+        if type(metrics) is not dict:
+            metrics = _as_dict(metrics)
+        columns = self._columns
+        if metrics.keys() != columns.keys():
+            self._match(metrics)
+        for name, value in metrics.items():
+            # What `hold` does for nearly all metrics of a training on the CPU, without the call.
+            is_number = type(value) is Tensor and value.is_cpu and value.numel() == 1
+            columns[name].append(value.item() if is_number else hold(value))
+        self._count += 1
+
+    def take(self) -> BatchColumns:
+        """Return the metrics of each batch, with arrays for tensors, and empty the window."""
+        batches = self.peek()
+        self._columns, self._count = {}, 0
+        return batches
+
+    def peek(self) -> BatchColumns:
+        """Return what `take` would, and keep it."""
+        return BatchColumns(_read(self._columns), self._count)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the batches that were not reported yet, as plain data."""
+        columns = plain_data(self.peek()).columns
+        present = {name: [value is not MISSING for value in column] for name, column in columns.items()}
+        values = {name: [None if v is MISSING else v for v in column] for name, column in columns.items()}
+        return {"count": self._count, "values": values, "present": present}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the batches of `state_dict`."""
+        self._count = state["count"]
+        for name, values in state["values"].items():
+            marks = state["present"][name]
+            self._columns[name] = [v if here else MISSING for v, here in zip(values, marks, strict=True)]
+
+    def _match(self, metrics: Mapping[str, Any]) -> None:
+        """Make columns for new names, and mark those that this batch does not have."""
+        for name in metrics:
+            self._columns.setdefault(name, [MISSING] * self._count)
+        for name, column in self._columns.items():
+            if name not in metrics:
+                column.append(MISSING)
+
+
+def hold(value: Any) -> Any:
+    """Return a metric so that nothing done later to the graph, the tensor or the container changes it."""
+    if type(value) is float:
+        return value
+    if isinstance(value, Tensor):
+        if value.is_cpu:
+            return value.item() if value.numel() == 1 else value.detach().clone()
+        return hold_on_device(value)
+    if value is None:  # a metric that this batch does not have
+        return MISSING
+    if isinstance(value, (float, int, str)):
+        return value
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, (list, tuple)):
+        return [_hold_inner(one) for one in value]
+    if isinstance(value, Mapping):
+        return {key: _hold_inner(one) for key, one in value.items()}
+    return value
+
+
+def _hold_inner(value: Any) -> Any:
+    return None if value is None else hold(value)
+
+
+def hold_on_device(tensor: Tensor) -> _Held:
+    """Return a tensor that stays on its device, with what is needed to notice a change in place."""
+    if tensor.is_inference():
+        # Such a tensor counts no versions, so only a copy is safe from changes; the copy is an ordinary tensor.
+        with torch.inference_mode(False):
+            return _Held(tensor.clone())
+    # A tensor that was written in place before may be so again.
+    return _Held(tensor.detach() if tensor._version == 0 else tensor.detach().clone())
+
+
+class _Held:
+    """A tensor on a device, and the version in which it was reported."""
+
+    __slots__ = ("tensor", "version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.version = tensor._version
+
+
+def _read(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return columns of held metrics as numbers and arrays, moved from each device in one transfer."""
+    held: dict[torch.device, list[_Place]] = {}
+    for name, column in columns.items():
+        places = [] if are_floats(column) else list(_held_in(column))
+        _warn_of_changes(name, places)
+        for container, key in places:
+            held.setdefault(container[key].tensor.device, []).append((container, key))
+    for places in held.values():
+        _read_device(places)
+    return {name: _plain_column(column) for name, column in columns.items()}
+
+
+_Place = tuple[Any, Any]
+"""A list or dict, and the index or key of a held tensor in it."""
+
+
+def _held_in(container: list[Any] | dict[Any, Any]) -> Iterator[_Place]:
+    """Give the places of all held tensors, those in nested lists and dicts as well."""
+    for key, value in container.items() if isinstance(container, dict) else enumerate(container):
+        if type(value) is _Held:
+            yield container, key
+        elif type(value) in (list, dict):
+            yield from _held_in(value)
+
+
+def _warn_of_changes(name: str, places: Sequence[_Place]) -> None:
+    if any(container[key].tensor._version != container[key].version for container, key in places):
+        warnings.warn(
+            f"The metric {name!r} was changed in place after it was returned, so some of its reported values are "
+            "those of a later batch; return a copy, such as value.clone().",
+            stacklevel=2,
+        )
+
+
+def _read_device(places: Sequence[_Place]) -> None:
+    """Replace held tensors of one device by their values, all in one transfer."""
+    tensors = [container[key].tensor for container, key in places]
+    if len({tensor.dtype for tensor in tensors}) > 1:  # counts must not be rounded to the format of a loss
+        tensors = [tensor.double() for tensor in tensors]
+    if not any(tensor.dim() for tensor in tensors):  # nearly always; the other way takes a while for each batch
+        for (container, key), value in zip(places, torch.stack(tensors).tolist(), strict=True):
+            container[key] = value
+        return
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).double().cpu()
+    start = 0
+    for (container, key), tensor in zip(places, tensors, strict=True):
+        end = start + tensor.numel()
+        part = flat[start:end]
+        container[key] = part.item() if tensor.numel() == 1 else part.reshape(tensor.shape).numpy()
+        start = end
+
+
+def _plain_column(column: list[Any]) -> list[Any]:
+    if are_floats(column):
+        return column
+    return [_plain(value) for value in column]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float().numpy() if value.dtype == torch.bfloat16 else value.numpy()
+    if isinstance(value, (np.generic, np.ndarray)) and value.size == 1:
+        return value.item()
+    if type(value) is list:
+        return [_plain(one) for one in value]
+    if type(value) is dict:
+        return {key: _plain(one) for key, one in value.items()}
+    return value
+
+
+def plain_data(batches: BatchColumns) -> BatchColumns:
+    """Return batches that another process and a checkpoint can take: the names of their types instead of objects."""
+    columns = {
+        name: column if are_floats(column) else [_plain_or_type(value) for value in column]
+        for name, column in batches.columns.items()
+    }
+    return BatchColumns(columns, len(batches))
+
+
+def _plain_or_type(value: Any) -> Any:
+    return value if value is MISSING or is_plain(value) else f"<{type(value).__name__}>"
+
+
+def _as_dict(metrics: Any) -> dict[str, Any]:
+    if isinstance(metrics, Tensor):
+        return {"loss": metrics}
+    if isinstance(metrics, Mapping):
+        return dict(metrics)
+    raise TypeError(
+        f'train_batch() returned {metrics!r}; return the loss tensor or a dict of metrics, such as {{"loss": loss}}.'
+    )
+
+
+def averaged_over_ranks(parts: Sequence[BatchColumns]) -> BatchColumns:
+    """Return one batch for each that all ranks trained together, with the mean of every metric; None without one."""
+    merged = BatchColumns.interleaved(parts)
+    size, count = len(parts), max(map(len, parts), default=0)
+    if len(merged) != size * count:  # a rank has fewer, as after a resume by another number of ranks
+        return parts[0]
+    columns = {
+        name: [_average_of_ranks(column[place : place + size]) for place in range(0, len(merged), size)]
+        for name, column in merged.columns.items()
+    }
+    return BatchColumns(columns, count)
+
+
+def _average_of_ranks(values: Sequence[Any]) -> Any:
+    """Return the mean of a batch's values; arrays and lists stay arrays, so that they fit those of other batches."""
+    if are_floats(values):
+        return mean(values)
+    present = [value for value in values if value is not MISSING]
+    if not present:
+        return MISSING
+    array = as_array(present)
+    if array is None:
+        return None
+    return mean(present) if array.ndim == 1 else mean_of(array, axis=0)
+
+
+def averages(batches: BatchColumns) -> dict[str, Any]:
+    """Return the mean of every metric over the batches that have it; the list of its values where there is none."""
+    return {name: reduced(values, Reducer.AVG) for name, values in present_values(batches).items()}
+
+
+def present_values(batches: BatchColumns) -> dict[str, Sequence[Any]]:
+    """Return the values of each metric in the batches that have it, without metrics that no batch has."""
+    columns = {
+        name: column if are_floats(column) else [value for value in column if value is not MISSING]
+        for name, column in batches.columns.items()
+    }
+    return {name: values for name, values in columns.items() if values}

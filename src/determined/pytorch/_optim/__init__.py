@@ -1,0 +1,1 @@
+"""Steps of optimizers and LR schedulers: gradients, precision, fused kernels."""

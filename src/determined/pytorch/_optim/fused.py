@@ -1,0 +1,58 @@
+"""Optimizers that step in one kernel, where torch has such a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from determined.pytorch._optim.precision import parameters_of
+
+_KINDS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+
+
+def kept_settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a parameter group that say how it steps, not where to."""
+    return {name: group[name] for name in ("fused", "foreach", "capturable") if name in group}
+
+
+def fuse(optimizers: list[Optimizer], models: list[nn.Module], say: Callable[[str], None]) -> None:
+    """Let optimizers of CUDA parameters step fused, unless their program says how they should step; say which do."""
+    if any(getattr(module, "sparse", False) for model in models for module in model.modules()):
+        return  # there is no fused step on sparse gradients
+    fused = [optimizer for optimizer in optimizers if is_free_to_fuse(optimizer)]
+    for optimizer in fused:
+        set_fused(optimizer)
+    if fused:
+        names = ", ".join(sorted({type(optimizer).__name__ for optimizer in fused}))
+        say(f"{names} steps fused, in one kernel (optimizations: {{fused_optimizer: false}} switches it off).")
+
+
+def is_free_to_fuse(optimizer: Optimizer) -> bool:
+    """Say whether torch can step an optimizer fused, and its program leaves that to torch."""
+    if type(optimizer) not in _KINDS:
+        return False
+    undecided = all(
+        group.get("fused") is None and group.get("foreach") is None and not group.get("differentiable")
+        for group in optimizer.param_groups
+    )
+    return undecided and all(p.is_cuda and p.is_floating_point() for p in parameters_of(optimizer))
+
+
+def set_fused(optimizer: Optimizer) -> None:
+    """Let an optimizer step fused from now on."""
+    for settings in (optimizer.defaults, *optimizer.param_groups):
+        settings["fused"] = True
+    # As its constructor does: a gradient scaler then leaves unscaling, and steps that overflowed, to the kernel.
+    optimizer.__dict__["_step_supports_amp_scaling"] = True
+    place_steps(optimizer)
+
+
+def place_steps(optimizer: Optimizer) -> None:
+    """Put an optimizer's counters of steps where its parameters are."""
+    for parameter, state in optimizer.state.items():
+        if isinstance(state.get("step"), torch.Tensor):
+            state["step"] = state["step"].to(parameter.device, torch.float32)

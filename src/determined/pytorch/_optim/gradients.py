@@ -1,0 +1,73 @@
+"""From a loss to a step: accumulate, average, clip, step, zero."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from determined import errors
+from determined.pytorch._optim.precision import EditGradients, Precision, Scaler, divide_gradients
+
+
+class Gradients:
+    """Steps optimizers on every `aggregation`-th batch, on averaged gradients where asked."""
+
+    def __init__(self, aggregation: int) -> None:
+        self.aggregation = aggregation
+        self.precision = Precision()
+        self._averages: dict[Optimizer, bool] = {}
+        self.before_first_step: Callable[[], None] | None = None
+        """Called once, when gradients are there for the first time."""
+        self.exchanges: Mapping[Optimizer, Callable[[], None]] = {}
+        """What to call before an optimizer steps: averages gradients over ranks that no wrapped model does."""
+        self.zeroes_in_place = False
+        """Whether gradients stay where they are when they are zeroed."""
+
+    def register(self, optimizer: Optimizer, average: bool) -> None:
+        """Know an optimizer, and whether its aggregated gradients are averaged or summed."""
+        self._averages[optimizer] = average
+
+    def step(
+        self,
+        optimizer: Optimizer,
+        clip_grads: EditGradients | None,
+        auto_zero_grads: bool,
+        scaler: Scaler | None,
+        batch_idx: Callable[[], int],
+    ) -> None:
+        """Step an optimizer if this batch is one to step on."""
+        if optimizer not in self._averages:
+            raise errors.InvalidExperimentException(
+                f"step_optimizer() got an optimizer that is not wrapped ({type(optimizer).__name__}); "
+                "pass what context.wrap_optimizer() returned."
+            )
+        edit = clip_grads
+        if self.aggregation > 1:
+            if not auto_zero_grads:
+                raise errors.InvalidExperimentException(
+                    f"step_optimizer(auto_zero_grads=False) does not go with aggregation_frequency="
+                    f"{self.aggregation}: gradients are zeroed after each aggregated step. Leave it at True."
+                )
+            if (batch_idx() + 1) % self.aggregation:
+                return
+            if self._averages[optimizer]:
+                edit = self._average_then(clip_grads)
+        if self.before_first_step is not None:
+            self.before_first_step()
+            self.before_first_step = None
+        if optimizer in self.exchanges:
+            self.exchanges[optimizer]()
+        self.precision.step(optimizer, edit, scaler)
+        if auto_zero_grads:
+            self.precision.zero_grad(optimizer, self.zeroes_in_place)
+
+    def _average_then(self, clip_grads: EditGradients | None) -> EditGradients:
+        def edit(parameters: list[nn.Parameter]) -> Any:
+            divide_gradients(parameters, self.aggregation)
+            if clip_grads is not None:
+                clip_grads(parameters)
+
+        return edit

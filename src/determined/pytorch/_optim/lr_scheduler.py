@@ -1,0 +1,98 @@
+"""When learning rates move."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+from determined import errors
+from determined.pytorch._loop.progress import Clock
+
+
+class Mode(enum.Enum):
+    """When a scheduler is stepped by the loop."""
+
+    STEP_EVERY_EPOCH = 1
+    STEP_EVERY_BATCH = 2
+    MANUAL_STEP = 3
+    STEP_EVERY_OPTIMIZER_STEP = 4
+
+
+class LRScheduler:
+    """A torch scheduler and when the loop steps it.
+
+    With `frequency=n` it moves on every n-th epoch, batch or optimizer step. With gradient aggregation it
+    moves only on batches where the optimizer does.
+    """
+
+    StepMode = Mode
+
+    def __init__(self, scheduler: Any, step_mode: Mode, frequency: int = 1) -> None:
+        if not isinstance(step_mode, Mode):
+            raise TypeError(
+                f"step_mode={step_mode!r} is not a member of LRScheduler.StepMode; "
+                "pass one such as LRScheduler.StepMode.STEP_EVERY_EPOCH."
+            )
+        if isinstance(frequency, bool) or not isinstance(frequency, int) or frequency < 1:
+            raise ValueError(f"frequency={frequency!r} must be an int of at least 1; 1 steps every time.")
+        if not callable(getattr(scheduler, "step", None)):
+            raise TypeError(f"{scheduler!r} has no step(); pass a scheduler of torch.optim.lr_scheduler.")
+        self._scheduler = scheduler
+        self.step_mode = step_mode
+        self.frequency = frequency
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Move the learning rate; for `MANUAL_STEP`, called by the trial."""
+        self._scheduler.step(*args, **kwargs)
+
+    def get_last_lr(self) -> list[float]:
+        """Return the learning rates that the scheduler set last, one a parameter group."""
+        return list(self._scheduler.get_last_lr())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the torch scheduler."""
+        return dict(self._scheduler.state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the state of the torch scheduler."""
+        self._scheduler.load_state_dict(state_dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AutoStep:
+    """Steps one scheduler after each batch for which its mode says so."""
+
+    scheduler: LRScheduler
+    clock: Clock
+    aggregation: int
+
+    def after_batch(self) -> None:
+        """Step as often as the batch that was just trained asks for."""
+        for _ in range(self.steps_due(self.clock.batch_idx)):
+            self.scheduler.step()
+
+    def steps_due(self, batch_idx: int) -> int:
+        """Return how many steps follow the batch: 0 unless the optimizer steps on it."""
+        trained = batch_idx + 1
+        if trained % self.aggregation:
+            return 0
+        every = self.scheduler.frequency
+        if self.scheduler.step_mode is Mode.STEP_EVERY_BATCH:
+            return trained // every - (trained - self.aggregation) // every
+        if self.scheduler.step_mode is Mode.STEP_EVERY_OPTIMIZER_STEP:
+            return int((trained // self.aggregation) % every == 0)
+        # Epochs that end before the batch of the next optimizer step.
+        ended = self.clock.epoch_of(batch_idx + self.aggregation)
+        return ended // every - self.clock.epoch_of(batch_idx) // every
+
+
+def auto_steps(schedulers: list[LRScheduler], clock: Clock, aggregation: int) -> list[AutoStep]:
+    """Return the steppers of all schedulers that the loop steps."""
+    for scheduler in schedulers:
+        if scheduler.step_mode is Mode.STEP_EVERY_EPOCH and not clock.has_epochs:
+            raise errors.InvalidExperimentException(
+                "A scheduler has the mode STEP_EVERY_EPOCH, but the training data has no length, so that no epoch "
+                "ends; wrap it with LRScheduler.StepMode.STEP_EVERY_BATCH and a frequency."
+            )
+    return [AutoStep(s, clock, aggregation) for s in schedulers if s.step_mode is not Mode.MANUAL_STEP]

@@ -1,0 +1,1 @@
+"""What a run shows: the display in the terminal and profiles."""
