@@ -15,7 +15,7 @@ def gc(
     store: Annotated[str | None, typer.Argument(help="A checkpoint folder, if not that of the home folder.")] = None,
 ) -> None:
     """Clear what crashes left behind, in checkpoints, their record and new experiments, and logs out of date."""
-    from determined.core._recovery import mark_missing, record_unrecorded, remove_unlisted
+    from determined.core.checkpoint_gc import mark_missing, record_unrecorded, remove_unlisted
     from determined.experiment.control import remove_expired_logs, remove_leftovers
 
     home = _home.home()

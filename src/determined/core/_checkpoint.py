@@ -14,11 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from determined import errors, storage, tracking
-from determined.core._distributed import DistributedContext
-from determined.core._metadata import checked_metadata
-from determined.core._recording import Recording, now
-from determined.core._recovery import METADATA_FILE, record_unrecorded
-from determined.core._together import (
+from determined.core._checkpoint_shards import (
     Attempt,
     Contribution,
     by_first_of_machine,
@@ -28,6 +24,10 @@ from determined.core._together import (
     put_together,
     wait_for_machine,
 )
+from determined.core._distributed import DistributedContext
+from determined.core._metadata import checked_metadata
+from determined.core._recorder import Recording, now
+from determined.core.checkpoint_gc import METADATA_FILE, record_unrecorded
 
 Selector = Callable[[str], bool]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from determined import errors, tracking
 from determined.core._checkpoint import CheckpointContext
-from determined.core._recording import Recording
+from determined.core._recorder import Recording
 from determined.storage import Candidate, Retention, doomed
 from determined.tracking._views import is_comparable
 

@@ -22,7 +22,7 @@ from determined.core._distributed import DistributedContext
 from determined.core._outbox import Outbox
 from determined.core._preempt import PreemptContext, PreemptMode
 from determined.core._profiler import ProfilerContext
-from determined.core._recording import Recording, RunFacts, now
+from determined.core._recorder import Recording, RunFacts, now
 from determined.core._scalars import ScalarLog
 from determined.core._searcher import SearcherContext
 from determined.core._train import EarlyExitReason, TrainContext

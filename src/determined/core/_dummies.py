@@ -17,7 +17,7 @@ from determined.core._distributed import DistributedContext
 from determined.core._outbox import Outbox
 from determined.core._preempt import PreemptContext, PreemptMode
 from determined.core._profiler import ProfilerContext
-from determined.core._recording import RunFacts
+from determined.core._recorder import RunFacts
 from determined.core._scalars import ScalarLog
 from determined.core._searcher import SearcherContext
 from determined.core._train import TrainContext

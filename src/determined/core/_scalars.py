@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from determined import tensorboard
-from determined.core._columns import BatchColumns, are_floats, as_number
 from determined.core._outbox import Outbox
-from determined.core._recording import Recording, now
+from determined.core._recorder import Recording, now
+from determined.core.metrics import BatchColumns, are_floats, as_number
 
 logger = logging.getLogger("determined.core")
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from determined import tracking
 from determined._home import make_private, note_invalid_hp
-from determined.core._columns import BatchColumns
 from determined.core._metadata import checked_metadata
-from determined.core._recording import Recording, now
+from determined.core._recorder import Recording, now
 from determined.core._scalars import ScalarLog
+from determined.core.metrics import BatchColumns
 
 
 class EarlyExitReason(enum.Enum):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from determined._home import Home
 from determined._info import ClusterInfo
-from determined.core._recording import UNRECORDED_ID, Recording, RunFacts
+from determined.core._recorder import UNRECORDED_ID, Recording, RunFacts
 
 if TYPE_CHECKING:
     from determined.tracking import Message

@@ -17,7 +17,7 @@ import torch
 from determined import core, errors
 from determined._info import ClusterInfo, get_cluster_info
 from determined.core._context import TensorboardMode, open_context
-from determined.core._recording import RunFacts
+from determined.core._recorder import RunFacts
 from determined.pytorch._accelerate.lazy_dynamo import defer_compiler
 from determined.pytorch._accelerate.options import applied, with_optimizations
 from determined.pytorch._backends.base import Backend

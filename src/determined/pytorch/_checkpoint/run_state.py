@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from determined.core._columns import BatchColumns
+from determined.core.metrics import BatchColumns
 from determined.pytorch._backends.state_codec import Shards
 from determined.pytorch._checkpoint import format as checkpoint_format
 from determined.pytorch._context import PyTorchTrialContext

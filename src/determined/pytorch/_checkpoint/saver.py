@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from determined import errors, storage, tracking
 from determined._home import home
 from determined.core._context import Context
-from determined.core._recovery import METADATA_FILE
+from determined.core.checkpoint_gc import METADATA_FILE
 from determined.pytorch._backends.state_codec import Shards
 from determined.pytorch._callback import Callbacks
 from determined.pytorch._checkpoint import code, identity, objects, run_state

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from determined.core._columns import BatchColumns
+from determined.core.metrics import BatchColumns
 from determined.errors import InvalidHP
 from determined.pytorch._callback import Callbacks, as_numpy
 from determined.pytorch._checkpoint.saver import Saver

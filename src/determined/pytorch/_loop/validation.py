@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from determined import errors
-from determined.core._columns import BatchColumns
+from determined.core.metrics import BatchColumns
 from determined.pytorch._callback import Callbacks, as_numpy
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data import rng

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from determined.core._columns import BatchColumns, are_floats, as_array
+from determined.core.metrics import BatchColumns, are_floats, as_array
 
 logger = logging.getLogger("determined.pytorch")
 

@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from determined.core import DistributedContext
-from determined.core._columns import are_floats, as_array, as_float, mean_of
+from determined.core.metrics import are_floats, as_array, as_float, mean_of
 from determined.errors import MisuseError
 
 logger = logging.getLogger("determined.pytorch")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from determined.core._columns import MISSING, BatchColumns, are_floats, as_array, mean_of
+from determined.core.metrics import MISSING, BatchColumns, are_floats, as_array, mean_of
 from determined.pytorch._metrics.reducers import Reducer, is_plain, mean, reduced
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from determined._text import plain
 from determined.core import DistributedContext
-from determined.core._columns import as_float
+from determined.core.metrics import as_float
 from determined.pytorch._loop.plan import Plan
 from determined.pytorch._loop.progress import Progress
 

@@ -13,7 +13,7 @@ import pytest
 
 from determined import core, storage, tracking
 from determined._home import home
-from determined.core._recovery import mark_missing, record_unrecorded, remove_unlisted
+from determined.core.checkpoint_gc import mark_missing, record_unrecorded, remove_unlisted
 
 Run = Callable[..., Any]
 DELETED = tracking.CheckpointState.DELETED
