@@ -13,8 +13,8 @@ from determined.tracking import (
     MetricReport,
     Records,
     TrialRecord,
+    searcher_metric,
 )
-from determined.tracking._views import searched_by
 
 _USUAL_METRIC = "validation_loss"
 
@@ -109,7 +109,7 @@ def best_trial(records: Records, experiment_id: int) -> TrialRecord | None:
 
 def ranked_trials(experiment: ExperimentRecord, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Return trials, the best first by the metric that the experiment is judged by; those without a score last."""
-    searched = searched_by(experiment.config)
+    searched = searcher_metric(experiment.config)
     sign = 1 if searched is None or searched[1] else -1
 
     def rank(trial: TrialRecord) -> float:
@@ -123,7 +123,7 @@ def judged_by(experiment: ExperimentRecord, trials: Iterable[TrialRecord]) -> tu
 
     It is the searcher's; without one, a validation metric that is named as a loss.
     """
-    if (searched := searched_by(experiment.config)) is not None:
+    if (searched := searcher_metric(experiment.config)) is not None:
         return searched
     found = (trial.best_validation for trial in trials if trial.best_validation is not None)
     return next((best.metric for best in found), _USUAL_METRIC), True

@@ -58,6 +58,8 @@ from ._views import (
     Overview,
     TrialOverview,
     TrialRecord,
+    is_comparable,
+    searcher_metric,
 )
 
 if TYPE_CHECKING:
@@ -116,7 +118,9 @@ __all__ = [
     "Validation",
     "Wish",
     "encode_json",
+    "is_comparable",
     "lacks_room",
+    "searcher_metric",
 ]
 
 _LOADED_ON_USE = {

@@ -16,7 +16,7 @@ from ._messages import RunState
 from ._process import RunProcess
 from ._rows import EVENT, EXPERIMENT, RUN, RUNNER, SNAPSHOT, TRIAL, Row
 from ._turns import ExperimentChange, NewTrial, SearchEvent, Snapshot, TrialChange, Turn
-from ._views import searched_by
+from ._views import searcher_metric
 
 
 def store(connection: sa.Connection, experiment_id: int, process: RunProcess | None, turn: Turn) -> list[int]:
@@ -162,7 +162,7 @@ def _change_experiment(connection: sa.Connection, id: int, runner: Row, change: 
 
 def _require_same_metric(experiment: Row, config: Mapping[str, Any]) -> None:
     """Raise `TrackingException` if a new config goes by another metric, by which no report was scored."""
-    before, after = ((searched_by(one) or (None,))[0] for one in (experiment.config, config))
+    before, after = ((searcher_metric(one) or (None,))[0] for one in (experiment.config, config))
     if before != after:
         raise errors.TrackingException(
             f"the search of experiment {experiment.id} goes by {before!r} and cannot go on by {after!r}; leave "

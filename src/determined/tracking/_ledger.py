@@ -44,7 +44,7 @@ from ._turns import (
     Validation,
     Wish,
 )
-from ._views import searched_by
+from ._views import searcher_metric
 
 _AT_ONCE = 1000
 
@@ -61,7 +61,7 @@ class Ledger:
         # One connection for all: SQLite tells each what others have stored, and it must not be told of its own.
         self._engine = engine
         self._file = _relocation.OpenFile(engine.url)
-        self._searched = searched_by(config)
+        self._searched = searcher_metric(config)
         self._process: RunProcess | None = None
         self._seen: tuple[int, int] | None = None
 

@@ -16,7 +16,7 @@ from . import _best, _database, _migrations, _reading, _relocation, _schema, _wr
 from ._changes import Changes, Recorded, fields
 from ._messages import Message, RunDescription, RunState
 from ._rows import EXPERIMENT, TRIAL, Row
-from ._views import best_value, is_comparable, searched_by
+from ._views import best_value, is_comparable, searcher_metric
 
 
 class Recorder:
@@ -148,7 +148,7 @@ def _recorded(engine: sa.Engine, experiment_id: int, trial_id: int, run_id: int 
 
 
 def _of_driven(experiment: Row, trial_id: int, run_id: int | None) -> Recorded:
-    searched = searched_by(experiment.config)
+    searched = searcher_metric(experiment.config)
     return Recorded(
         experiment_id=experiment.id,
         trial_id=trial_id,

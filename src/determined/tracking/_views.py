@@ -247,16 +247,16 @@ def find_best(reports: Sequence[MetricReport], config: Mapping[str, Any] | None)
     return BestValidation(metric=metric, value=float(best.metrics[metric]), steps_completed=best.steps_completed)
 
 
-def searched_by(config: Mapping[str, Any] | None) -> tuple[str, bool] | None:
-    """Return the metric that a config's searcher goes by and whether smaller is better; None if it names none."""
+def searcher_metric(config: Mapping[str, Any] | None) -> tuple[str, bool] | None:
+    """Return (metric, smaller_is_better) of a config's searcher, or None if it names no metric."""
     searcher = (config or {}).get("searcher")
-    if isinstance(searcher, Mapping) and isinstance(searcher.get("metric"), str):
-        return searcher["metric"], bool(searcher.get("smaller_is_better", True))
+    if isinstance(searcher, Mapping) and isinstance(metric := searcher.get("metric"), str) and metric:
+        return metric, bool(searcher.get("smaller_is_better", True))
     return None
 
 
 def _judged_by(validations: Sequence[MetricReport], config: Mapping[str, Any] | None) -> tuple[str, bool]:
-    if (searched := searched_by(config)) is not None:
+    if (searched := searcher_metric(config)) is not None:
         return searched
     names = {name for report in validations for name in report.metrics}
     return next((name for name in _LOSS_NAMES if name in names), _LOSS_NAMES[0]), True

@@ -8,8 +8,7 @@ from typing import Any
 
 from determined import _text
 from determined.experiment.curves import arrange, drawable, is_drawn
-from determined.tracking import MetricReport, TrialRecord
-from determined.tracking._views import is_comparable
+from determined.tracking import MetricReport, TrialRecord, is_comparable
 
 _TRIALS = 40
 """Of so many trials, the best ones, curves are drawn."""

@@ -115,11 +115,9 @@ class Watch:
         return news
 
     def _note(self, report: tracking.Validation) -> None:
-        from determined.tracking._views import is_comparable
-
         searcher = self._config.searcher
         value = report.metrics.get(searcher.metric)
-        number = float(value) if value is not None and is_comparable(value) else None
+        number = float(value) if value is not None and tracking.is_comparable(value) else None
         self._latest[report.trial_id] = report.steps_completed, number
         if number is not None:
             best = self._best.get(report.trial_id, number)
