@@ -1,4 +1,8 @@
-"""The services that a training process stands on, usable without the training loop."""
+"""The services of a training process, usable without the training loop.
+
+`__all__` lists what programs use. Other packages of determined also use `RunFacts` and the modules `checkpoint_gc`
+and `metrics`.
+"""
 
 from determined.core._checkpoint import CheckpointContext, DownloadMode
 from determined.core._context import Context, TensorboardMode, init
@@ -13,6 +17,7 @@ from determined.core._dummies import (
 )
 from determined.core._preempt import PreemptContext, PreemptMode
 from determined.core._profiler import ProfilerContext
+from determined.core._recorder import RunFacts as RunFacts
 from determined.core._searcher import SearcherContext, SearcherMode, SearcherOperation, Unit
 from determined.core._train import EarlyExitReason, TrainContext
 

@@ -1,4 +1,4 @@
-"""Several ranks fill one checkpoint: each its own folder, which the chief then puts together."""
+"""Several ranks write one checkpoint: each fills a folder of its own, and the chief merges them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Files = Mapping[str, int]
 
 
 class Attempt:
-    """A block whose exception is kept until all ranks have come to its end; then all of them raise.
+    """A block whose exception is kept until all ranks have reached its end; then all of them raise.
 
-    Without it the others would wait for a rank that has failed.
+    Without it, the other ranks would wait for one that has failed.
     """
 
     def __init__(self, distributed: DistributedContext) -> None:
@@ -37,7 +37,7 @@ class Attempt:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         if not isinstance(error, Exception):
-            return False  # a process that is ending; the others see it go
+            return False  # the process is ending; the others notice that
         self._error = error
         return True
 
@@ -46,56 +46,56 @@ class Attempt:
         try:
             outcomes = self._distributed.allgather((self._error and _summary(self._error), result))
         except Exception:
-            if self._error is not None:  # by which the exchange failed too
+            if self._error is not None:  # the cause of the failed exchange
                 raise self._error from None
             raise
         if self._error is not None:
             raise self._error
         failures = {rank: failure for rank, (failure, _) in enumerate(outcomes) if failure}
         if failures:
-            told = "; ".join(f"rank {rank} failed: {failure}" for rank, failure in failures.items())
-            raise errors.PeerLostException(f"The checkpoint is not complete: {told}", failures)
+            listed = "; ".join(f"rank {rank} failed: {failure}" for rank, failure in failures.items())
+            raise errors.PeerLostException(f"The checkpoint is not complete: {listed}", failures)
         return [result for _, result in outcomes]
 
-    def settle_for_all(self) -> None:
-        """Raise on every rank what went wrong on the chief, which has acted for all. All ranks must call this."""
-        own, chief = self._error, self._distributed.is_chief
-        is_ours = isinstance(own, errors.DeterminedException)
-        failure = self._distributed.broadcast(own if is_ours else own and _summary(own))
-        if chief and own is not None:
-            raise own
-        if isinstance(failure, errors.DeterminedException):
-            raise failure
-        if failure is not None:
-            raise errors.PeerLostException(f"The checkpoint is not complete: rank 0 failed: {failure}", [0])
+
+def on_chief(distributed: DistributedContext, action: Callable[[], T]) -> T:
+    """Return what `action` returns on the chief, or raise its error, on all ranks. All ranks must call this."""
+    who = "The checkpoint is not complete: rank 0"
+    return _on_one_rank(action, distributed.is_chief, distributed.broadcast, who, [0])
 
 
-def by_first_of_machine(distributed: DistributedContext, action: Callable[[], T]) -> T:
-    """Return what the action gives on the first rank of this machine, or raise its error on all ranks of it.
+def on_first_of_machine(distributed: DistributedContext, action: Callable[[], T]) -> T:
+    """Return what `action` returns on the first rank of this machine, or raise its error, on all ranks of it.
 
     All ranks of the machine must call this.
     """
+    who = "The first rank of this machine"
+    return _on_one_rank(action, distributed.local_rank == 0, distributed.broadcast_local, who, [])
+
+
+def _on_one_rank(
+    action: Callable[[], T], is_acting: bool, broadcast: Callable[[Any], Any], who: str, ranks: Sequence[int]
+) -> T:
     result: T | None = None
     error: Exception | None = None
-    is_first = distributed.local_rank == 0
-    if is_first:
+    if is_acting:
         try:
             result = action()
         except Exception as failure:
             error = failure
-    is_ours = isinstance(error, errors.DeterminedException)
-    result, told = distributed.broadcast_local((result, error if is_ours else error and _summary(error)))
-    if is_first and error is not None:
+    is_ours = isinstance(error, errors.DeterminedException)  # others may not be picklable
+    result, shared = broadcast((result, error if is_ours else error and _summary(error)))
+    if error is not None:
         raise error
-    if isinstance(told, errors.DeterminedException):
-        raise told
-    if told is not None:
-        raise errors.PeerLostException(f"The first rank of this machine failed: {told}")
+    if isinstance(shared, errors.DeterminedException):
+        raise shared
+    if shared is not None:
+        raise errors.PeerLostException(f"{who} failed: {shared}", ranks)
     return cast(T, result)
 
 
 def wait_for_machine(distributed: DistributedContext) -> None:
-    """Wait until all ranks of this machine are here, or one of them is gone, which the next exchange tells."""
+    """Wait until all ranks of this machine are here, or one of them is lost, which the next exchange reports."""
     with contextlib.suppress(errors.PeerLostException):
         distributed.allgather_local(None)
 
@@ -114,80 +114,77 @@ def _summary(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-class Contribution(NamedTuple):
+class Shard(NamedTuple):
     """What one rank adds to a checkpoint."""
 
     metadata: dict[str, Any]
     files: Files
 
 
-def own_folder(staging: pathlib.Path, rank: int) -> pathlib.Path:
-    """Return a new folder for the files of a rank, inside that of the checkpoint, which the chief has made."""
+def make_shard_folder(staging: pathlib.Path, rank: int) -> pathlib.Path:
+    """Return a new folder for the files of a rank, inside the checkpoint's, which the chief has made."""
     if not staging.is_dir():
         raise errors.StorageException(
             f"Rank {rank} does not see {staging}, where the chief puts the checkpoint together: it is on another "
             "machine. Set checkpoint_storage to a folder that all machines share, such as one on NFS."
         )
-    folder = _ranks_folder(staging) / str(rank)
+    folder = _shards_folder(staging) / str(rank)
     folder.mkdir(mode=0o700, parents=True)
     return folder
 
 
-def contribution(folder: pathlib.Path, metadata: dict[str, Any]) -> Contribution:
+def finished_shard(folder: pathlib.Path, metadata: dict[str, Any]) -> Shard:
     """Return what a rank has put into its folder, once that is on the disk."""
     with storage.errors_naming(folder):
         storage.sync_folder(folder)
-        return Contribution(metadata, {name: path.lstat().st_size for name, path in _entries(folder).items()})
+        return Shard(metadata, _sizes(folder))
 
 
-def put_together(staging: pathlib.Path, parts: Sequence[Contribution]) -> dict[str, Any]:
-    """Move the files of all ranks into the folder of the checkpoint, and return the metadata of all."""
-    metadata = _merged([part.metadata for part in parts])
-    _check_places([part.files for part in parts])
+def merge_shards(staging: pathlib.Path, shards: Sequence[Shard]) -> dict[str, Any]:
+    """Move the files of all ranks into the folder of the checkpoint, and return their merged metadata."""
+    metadata: dict[str, Any] = {}
+    key_owners: dict[tuple[str, ...], int] = {}
+    for rank, shard in enumerate(shards):
+        _merge_metadata(metadata, shard.metadata, rank, key_owners)
+    _check_names([shard.files for shard in shards])
     with storage.errors_naming(staging):
-        owners: dict[str, int] = {}
-        for rank, part in enumerate(parts):
-            folder = _ranks_folder(staging) / str(rank)
-            _check_arrival(folder, part.files, rank)
-            _move_up(folder, staging, rank, owners)
-        shutil.rmtree(_ranks_folder(staging))
+        file_owners: dict[str, int] = {}
+        for rank, shard in enumerate(shards):
+            folder = _shards_folder(staging) / str(rank)
+            _check_arrival(folder, shard.files, rank)
+            _move_up(folder, staging, rank, file_owners)
+        shutil.rmtree(_shards_folder(staging))
     return metadata
 
 
-def _ranks_folder(staging: pathlib.Path) -> pathlib.Path:
-    # By the id in its name it cannot be that of a file of the checkpoint.
+def _shards_folder(staging: pathlib.Path) -> pathlib.Path:
+    # The checkpoint's id keeps the name apart from those of its files.
     return staging / f".ranks-{staging.name}"
 
 
-def _entries(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-    """Return all that is in a folder, but for folders, by its path there."""
-    paths = [pathlib.Path(parent, name) for parent, _, names in os.walk(folder) for name in names]
-    links = [pathlib.Path(parent, name) for parent, names, _ in os.walk(folder) for name in names]
-    paths += [path for path in links if path.is_symlink()]
-    return {path.relative_to(folder).as_posix(): path for path in sorted(paths)}
+def _is_folder(path: pathlib.Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
-def _merged(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    owners: dict[tuple[str, ...], int] = {}
-    for rank, metadata in enumerate(per_rank):
-        _merge_into(merged, metadata, rank, owners, ())
-    return merged
+def _sizes(folder: pathlib.Path) -> dict[str, int]:
+    """Return the sizes of files and links by their path below the folder."""
+    paths = [path for path in folder.rglob("*") if not _is_folder(path)]
+    return {path.relative_to(folder).as_posix(): path.lstat().st_size for path in paths}
 
 
-def _merge_into(
+def _merge_metadata(
     merged: dict[str, Any],
     metadata: Mapping[str, Any],
     rank: int,
     owners: dict[tuple[str, ...], int],
-    above: tuple[str, ...],
+    above: tuple[str, ...] = (),
 ) -> None:
     """Add the metadata of a rank below the keys `above`; mappings are merged, other values must be equal."""
     for key, value in metadata.items():
         path = (*above, key)
         owners.setdefault(path, rank)
         if isinstance(value, dict) and isinstance(merged.setdefault(key, {}), dict):
-            _merge_into(merged[key], value, rank, owners, path)
+            _merge_metadata(merged[key], value, rank, owners, path)
         elif merged.setdefault(key, value) != value:
             raise errors.MisuseError(
                 f"The checkpoint metadata has {'.'.join(path)}={merged[key]!r} on rank {owners[path]}, but {value!r} "
@@ -195,7 +192,7 @@ def _merge_into(
             )
 
 
-def _check_places(per_rank: Sequence[Files]) -> None:
+def _check_names(per_rank: Sequence[Files]) -> None:
     """Refuse a name that is a file on one rank and a folder on another."""
     owners = {name: rank for rank, files in reversed(list(enumerate(per_rank))) for name in files}
     for name, rank in owners.items():
@@ -208,8 +205,8 @@ def _check_places(per_rank: Sequence[Files]) -> None:
 
 
 def _check_arrival(folder: pathlib.Path, files: Files, rank: int) -> None:
-    """Refuse a folder that shows other files to the chief than to the rank that wrote them."""
-    found = {name: path.lstat().st_size for name, path in _entries(folder).items()} if folder.is_dir() else {}
+    """Refuse a folder in which the chief sees other files than the rank that wrote them."""
+    found = _sizes(folder)
     if found != files:
         name = min(name for name, _ in found.items() ^ files.items())
         raise errors.StorageException(
@@ -219,12 +216,11 @@ def _check_arrival(folder: pathlib.Path, files: Files, rank: int) -> None:
 
 
 def _move_up(folder: pathlib.Path, staging: pathlib.Path, rank: int, owners: dict[str, int]) -> None:
-    for parent, folders, _ in os.walk(folder):
-        for name in folders:
-            if not os.path.islink(path := pathlib.Path(parent, name)):
-                (staging / path.relative_to(folder)).mkdir(mode=0o700, exist_ok=True)
-    for name, path in _entries(folder).items():
-        if name not in owners:
+    for path in sorted(folder.rglob("*")):  # a folder before what is in it
+        name = path.relative_to(folder).as_posix()
+        if _is_folder(path):
+            (staging / name).mkdir(mode=0o700, exist_ok=True)
+        elif name not in owners:
             path.rename(staging / name)
             owners[name] = rank
         elif not _is_same(path, staging / name):

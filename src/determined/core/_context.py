@@ -14,20 +14,18 @@ from typing import Any, NoReturn
 
 from determined import errors, storage, tensorboard, tracking
 from determined._home import home, note_invalid_hp
-from determined._info import ClusterInfo, get_cluster_info
+from determined._info import get_cluster_info
 from determined._packages import note_missing_package
 from determined.core._checkpoint import CheckpointContext
-from determined.core._collect import collect
 from determined.core._distributed import DistributedContext
 from determined.core._outbox import Outbox
 from determined.core._preempt import PreemptContext, PreemptMode
 from determined.core._profiler import ProfilerContext
-from determined.core._recorder import Recording, RunFacts, now
-from determined.core._scalars import ScalarLog
+from determined.core._recorder import ChiefRecorder, RunFacts, RunRecorder, now
 from determined.core._searcher import SearcherContext
-from determined.core._train import EarlyExitReason, TrainContext
+from determined.core._train import EarlyExitReason, ScalarLog, TrainContext
 from determined.core._watch import RankWatch, message_of
-from determined.core._worker_recording import WorkerRecording
+from determined.core.checkpoint_gc import expired_checkpoints
 
 logger = logging.getLogger("determined.core")
 
@@ -35,7 +33,7 @@ StorageLocation = str | os.PathLike[str] | Mapping[str, Any]
 
 
 class TensorboardMode(enum.Enum):
-    """Who takes care of TensorBoard files."""
+    """Who writes TensorBoard files: `AUTO` writes curves of what is reported, `MANUAL` leaves all to the program."""
 
     AUTO = "AUTO"
     MANUAL = "MANUAL"
@@ -44,38 +42,31 @@ class TensorboardMode(enum.Enum):
 class Context:
     """Reporting, checkpoints, preemption and exchange between ranks, for one trial process.
 
-    A context manager: leaving it writes what is buffered, records how the run ended, and closes all.
+    A context manager: leaving it writes what is buffered, records how the run ended, and closes everything.
     """
 
     def __init__(
         self,
-        *,
-        distributed: DistributedContext,
-        checkpoint_storage: StorageLocation | None,
-        preempt_mode: PreemptMode,
-        tensorboard_mode: TensorboardMode,
         facts: RunFacts,
-        info: ClusterInfo | None,
+        *,
+        distributed: DistributedContext | None = None,
+        checkpoint_storage: StorageLocation | None = None,
+        preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
+        tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
     ) -> None:
         _check_member("preempt_mode", preempt_mode, PreemptMode)
         _check_member("tensorboard_mode", tensorboard_mode, TensorboardMode)
         store = storage.store_for(checkpoint_storage, home().checkpoints)
         section = checkpoint_storage if isinstance(checkpoint_storage, Mapping) else {}
         self._retention = storage.Retention.of_section(section)
-        self.info = info
-        self.distributed = distributed
+        self.info = info = get_cluster_info()
+        self.distributed = distributed = distributed or DistributedContext.single()
         self._outbox = Outbox()
-        self.recording = (
-            Recording(self._outbox, home(), facts, info)
-            if distributed.is_chief
-            else WorkerRecording(home(), facts, info)
-        )
+        self.recorder = ChiefRecorder(self._outbox, facts, info) if distributed.is_chief else RunRecorder(info)
         writes_scalars = distributed.is_chief and tensorboard_mode is TensorboardMode.AUTO
-        self.scalars = ScalarLog(self._outbox, self.recording, writes_scalars)
-        self.train = TrainContext(
-            self.recording, self.scalars, searcher_metric(facts.config), lambda _: self.scalars.flush()
-        )
-        self.checkpoint = CheckpointContext(distributed, store, self.recording, self._outbox.flush)
+        self.scalars = ScalarLog(self._outbox, self.recorder, writes_scalars)
+        self.train = TrainContext(self.recorder, self.scalars, tracking.searcher_metric(facts.config))
+        self.checkpoint = CheckpointContext(distributed, store, self.recorder)
         self.preempt = PreemptContext(distributed, preempt_mode)
         line = distributed.side_line()
         self.watch = None if line is None else RankWatch(distributed, line, self.preempt)
@@ -84,14 +75,14 @@ class Context:
         self.profiler = ProfilerContext(self._report_system_metrics)
         self._is_closed = False
         self.steps_completed = 0
-        """The latest step of the training; system metrics are recorded under it."""
+        """The latest step of the training, under which system metrics are recorded."""
 
     def __enter__(self) -> Context:
         tensorboard.set_current(lambda: self.scalars.file)
         self.preempt.start()
         if self.watch is not None:
             self.watch.start(self._abort)
-            self.recording.share_ids(self.distributed)
+            self.recorder.share_ids(self.distributed)
         return self
 
     def __exit__(
@@ -113,14 +104,14 @@ class Context:
         failure = self._leave(error)
         if failure is not None:
             if error is not None and not isinstance(error, errors.InvalidHP | SystemExit):
-                # An error that people will see goes on unchanged, with the lesser one in its wake.
+                # The error that the user sees stays the same, with a note about the other one.
                 error.add_note(f"The end of the run could not be recorded: {type(failure).__name__}: {failure}")
                 return
             raise failure
         if isinstance(error, errors.InvalidHP):
             raise SystemExit(0) from error
         if error is None and self.preempt.signum is not None:
-            # The convention of shells for a process that a signal has ended.
+            # The exit code by which shells report a process that a signal has ended.
             raise SystemExit(128 + self.preempt.signum)
 
     def _stop_after(self, error: errors.PeerLostException) -> NoReturn:
@@ -135,18 +126,18 @@ class Context:
         self._outbox.flush()
 
     def start(self) -> Context:
-        """Begin as entering the `with` block does; `close()` ends what this began."""
+        """Do what entering the `with` block does; `close()` is its counterpart."""
         return self.__enter__()
 
     def close(self) -> None:
-        """End as leaving the `with` block does: write what is buffered, record the end, close all. Again is fine."""
+        """Do what leaving the `with` block does. Calling it twice is fine."""
         self.__exit__(None, None, None)
 
     def alert(self, title: str | None = None, description: str | None = None, level: str | None = "info") -> None:
-        """Log a title and a description at a level, such as "info" or "error"; there are no webhooks to send to."""
+        """Log a title and a description at a level, such as "info" or "error". No webhook is called."""
         number = logging.getLevelNamesMapping().get(str(level).upper(), logging.INFO)
         text = ": ".join(filter(None, (title, description)))
-        logger.log(number, "Alert, which is logged only as there are no webhooks: %s", text)
+        logger.log(number, "Alert (logged only, as there are no webhooks): %s", text)
 
     def _close(self, *, failed: bool) -> None:
         self._is_closed = True
@@ -156,24 +147,30 @@ class Context:
             stack.callback(self.distributed.close)
             if self.watch is not None:
                 stack.callback(self.watch.close, failed=failed)
-            stack.callback(self.recording.close)
+            stack.callback(self.recorder.close)
             stack.callback(self.scalars.close)
             stack.callback(self._outbox.close)
             stack.callback(tensorboard.set_current, None)
             stack.callback(self.profiler.off)
 
     def collect_checkpoints(self, metric: tuple[str, bool] | None, protected: str | None = None) -> list[str]:
-        """Delete the experiment's checkpoints that `checkpoint_storage` does not ask to keep; returns their ids.
+        """Delete the experiment's checkpoints that `checkpoint_storage` does not ask to keep, and return their ids.
 
-        `metric` is what the best are the best of: (name, smaller_is_better). The checkpoint `protected` stays.
+        `metric` decides which are the best: (name, smaller_is_better). The checkpoint `protected` is kept.
         """
-        if self._retention is None or self.info is not None or not self.recording.is_kept:
+        if self._retention is None or self.info is not None or not self.recorder.is_recorded:
             return []
         try:
-            self.recording.confirm()
-            return collect(self.checkpoint, self.recording, self._retention, metric, protected)
+            self.recorder.confirm()
+            records, stored = tracking.Records(self.recorder.database), self.checkpoint.store.ids()
+            expired = expired_checkpoints(records, stored, self.recorder.experiment_id, self._retention, metric)
+            to_delete = [one.uuid for one in expired if one.uuid != protected]
+            for uuid in to_delete:
+                with contextlib.suppress(errors.CheckpointNotFoundException):  # another trial's run was faster
+                    self.checkpoint.delete(uuid)
+            return to_delete
         except (errors.TrackingException, errors.StorageException, OSError) as error:
-            # The training is done and saved; what stays too long is no reason to lose what follows it.
+            # The training is done and saved; failing to clean up must not fail the program.
             logger.warning("Not all checkpoints that need not stay could be deleted: %s", error)
             return []
 
@@ -182,7 +179,7 @@ class Context:
         self.scalars.flush()
 
     def _leave(self, error: BaseException | None) -> Exception | None:
-        """Record how the run ended and close all; returns the first thing that could not be written."""
+        """Record how the run ended and close everything; return the first failure to write."""
         failures: list[Exception] = []
         try:
             failures += _failure_of(self.flush)
@@ -197,14 +194,14 @@ class Context:
             note_invalid_hp(str(error))
             self.train.report_early_exit(EarlyExitReason.INVALID_HP)
         state, reason = _end_state(error, self.preempt.signum)
-        self.recording.put(tracking.StateChanged(state=state, time=now(), reason=reason))
+        self.recorder.put(tracking.StateChanged(state=state, time=now(), reason=reason))
 
     def _report_system_metrics(self, group: str, metrics: Mapping[str, float]) -> None:
         self.train.report_metrics(group, self.steps_completed, metrics)
 
 
 def _is_orderly(error: BaseException) -> bool:
-    """Say whether an exception is a way to end a program that has not failed."""
+    """Return whether an exception ends a program that has not failed."""
     return isinstance(error, SystemExit) and not error.code
 
 
@@ -233,33 +230,6 @@ def _check_member(name: str, value: Any, kind: type[enum.Enum]) -> None:
         raise TypeError(f"core.init({name}={value!r}): pass one of {choices}.")
 
 
-def searcher_metric(config: Mapping[str, Any] | None) -> tuple[str, bool] | None:
-    """Return (metric, smaller_is_better) of a config's searcher, or None if it names no metric."""
-    searcher = (config or {}).get("searcher") or {}
-    if not isinstance(searcher, Mapping) or not searcher.get("metric"):
-        return None
-    return str(searcher["metric"]), bool(searcher.get("smaller_is_better", True))
-
-
-def open_context(
-    *,
-    distributed: DistributedContext | None,
-    checkpoint_storage: StorageLocation | None,
-    preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
-    tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
-    facts: RunFacts,
-) -> Context:
-    """Return the context of a run that is described by `facts`."""
-    return Context(
-        distributed=distributed or DistributedContext.single(),
-        checkpoint_storage=checkpoint_storage,
-        preempt_mode=preempt_mode,
-        tensorboard_mode=tensorboard_mode,
-        facts=facts,
-        info=get_cluster_info(),
-    )
-
-
 def init(
     *,
     distributed: DistributedContext | None = None,
@@ -267,13 +237,13 @@ def init(
     preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
     tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
 ) -> Context:
-    """Return the services of a trial process, for as long as a `with` block lasts.
+    """Return the services of a trial process, to be used in a `with` block.
 
         with det.core.init() as core_context:
             core_context.train.report_training_metrics(steps_completed=1, metrics={"loss": 0.5})
 
-    `checkpoint_storage` is the path of a folder, or the section of an experiment config; without it, checkpoints
-    go where the config of a managed run says, else to the home folder.
+    `checkpoint_storage` is the path of a folder, or that section of an experiment config. The default is what the
+    config of a managed run says, else a folder in the home folder.
     """
     info = get_cluster_info()
     if checkpoint_storage is None and info is not None:
@@ -284,10 +254,10 @@ def init(
         hparams=info.trial.hparams if info else {},
         seed=info.trial.trial_seed if info else secrets.randbits(31),
     )
-    return open_context(
+    return Context(
+        facts,
         distributed=distributed,
         checkpoint_storage=checkpoint_storage,
         preempt_mode=preempt_mode,
         tensorboard_mode=tensorboard_mode,
-        facts=facts,
     )

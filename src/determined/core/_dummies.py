@@ -1,6 +1,6 @@
 """The contexts of `core.init()` one by one, for a process that trains alone: to try code out without a run.
 
-They do the same work, but leave nothing in the record: what would be recorded is checked and logged.
+They do the same work, but record nothing: what would be recorded is checked and logged.
 """
 
 from __future__ import annotations
@@ -8,23 +8,18 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from determined import storage
+from determined import storage, tracking
 from determined._home import home
 from determined.core._checkpoint import CheckpointContext
 from determined.core._distributed import DistributedContext
 from determined.core._outbox import Outbox
 from determined.core._preempt import PreemptContext, PreemptMode
 from determined.core._profiler import ProfilerContext
-from determined.core._recorder import RunFacts
-from determined.core._scalars import ScalarLog
+from determined.core._recorder import RunRecorder
 from determined.core._searcher import SearcherContext
-from determined.core._train import TrainContext
-from determined.core._worker_recording import WorkerRecording
-
-if TYPE_CHECKING:
-    from determined.tracking import Message
+from determined.core._train import ScalarLog, TrainContext
 
 logger = logging.getLogger("determined.core")
 
@@ -37,22 +32,22 @@ class DummyDistributedContext(DistributedContext):
 
 
 class DummyTrainContext(TrainContext):
-    """Logs reports; `get_tensorboard_path` gives a folder of no trial."""
+    """Logs reports; `get_tensorboard_path` returns a folder that belongs to no trial."""
 
     def __init__(self) -> None:
-        recording, outbox = _LoggedRecording(), Outbox()
-        outbox.close()  # a log that is off puts nothing into it
-        super().__init__(recording, ScalarLog(outbox, recording, enabled=False), None, lambda _: None)
+        recorder, outbox = _LoggingRecorder(None), Outbox()
+        outbox.close()  # a disabled log puts nothing into it
+        super().__init__(recorder, ScalarLog(outbox, recorder, enabled=False), None)
 
 
 class DummyCheckpointContext(CheckpointContext):
-    """Saves and reads checkpoints, in the folder `storage_manager` or else that of the home folder."""
+    """Saves and reads checkpoints, in the folder `storage_manager` or that of the home folder."""
 
     def __init__(
         self, dist: DistributedContext | None = None, storage_manager: str | os.PathLike[str] | None = None
     ) -> None:
         store = storage.store_for(storage_manager, home().checkpoints)
-        super().__init__(dist or DummyDistributedContext(), store, _LoggedRecording(), lambda: None)
+        super().__init__(dist or DummyDistributedContext(), store, _LoggingRecorder(None))
 
 
 class DummyPreemptContext(PreemptContext):
@@ -65,7 +60,7 @@ class DummyPreemptContext(PreemptContext):
 
 
 class DummySearcherContext(SearcherContext):
-    """Gives one operation of a length."""
+    """Yields one operation of the given length."""
 
     def __init__(self, dist: DistributedContext | None = None, length: int = 1) -> None:
         config = {"searcher": {"max_length": length}}
@@ -79,13 +74,8 @@ class DummyProfilerContext(ProfilerContext):
         super().__init__(_log_metrics)
 
 
-class _LoggedRecording(WorkerRecording):
-    """A record that is the log."""
-
-    def __init__(self) -> None:
-        super().__init__(home(), RunFacts(name="core", config=None, hparams={}, seed=0), None)
-
-    def put(self, message: Message) -> None:
+class _LoggingRecorder(RunRecorder):
+    def put(self, message: tracking.Message) -> None:
         logger.info("%s", message)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import logging
 import pathlib
 import subprocess
@@ -12,22 +13,20 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from determined import errors, tracking
-from determined._home import Home
+from determined._home import home
 from determined._info import ClusterInfo
 from determined._version import VERSION
 from determined.core._distributed import DistributedContext
 from determined.core._outbox import Outbox
 
-if TYPE_CHECKING:
-    from determined.tracking import Message, Recorder
-
 logger = logging.getLogger("determined.core")
 
-_MOST_UNWRITTEN = 100_000
-_MOST_AT_ONCE = 1000
+_MAX_UNWRITTEN = 100_000
+_MAX_PER_TRANSACTION = 1000
+_GIT_TIMEOUT_S = 10
 
 UNRECORDED_ID = 0
 """Experiment and trial id of a run that could not be recorded."""
@@ -35,7 +34,7 @@ UNRECORDED_ID = 0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What a local run is, as far as its program says."""
+    """What a program says about its run."""
 
     name: str
     config: Mapping[str, Any] | None
@@ -43,54 +42,23 @@ class RunFacts:
     seed: int
 
 
-class Recording:
-    """Register this run in the tracking database and write its history, on the outbox's thread.
+class RunRecorder:
+    """The ids and folders of the run. Drops all messages: a worker uses it, as the chief records for all ranks."""
 
-    The database is opened in the background, since that takes longer than starting to train;
-    `experiment_id` and `trial_id` wait for it.
-    """
-
-    _waits_for_room = False  # whether the database could not be opened for want of it, and may be later
-
-    def __init__(self, outbox: Outbox, home: Home, facts: RunFacts, info: ClusterInfo | None) -> None:
-        self._outbox = outbox
-        self._home = home
-        self._facts = facts
+    def __init__(self, info: ClusterInfo | None) -> None:
+        self._home = home()
         self._info = info
-        self._recorder: Recorder | None = None
-        # Started on this thread: loader workers forked meanwhile would keep a pipe open that the other waits on.
-        self._git = None if info else _ask_git()
-        self._opened = threading.Event()
-        self._unwritten: list[Message] = []
-        self._has_complained = False
-        # Locally a moment later, when training has begun: the first batch comes sooner if it need not share Python.
-        outbox.put(self._open, None, urgent=info is not None)
+        self._ids = (info.trial.experiment_id, info.trial.trial_id) if info else (UNRECORDED_ID, UNRECORDED_ID)
 
     @property
     def experiment_id(self) -> int:
         """The id under which `det experiment describe` shows this run."""
-        return self._info.trial.experiment_id if self._info else self._ids()[0]
+        return self._current_ids()[0]
 
     @property
     def trial_id(self) -> int:
         """The id under which `det trial describe` shows this run."""
-        return self._info.trial.trial_id if self._info else self._ids()[1]
-
-    def share_ids(self, distributed: DistributedContext) -> None:
-        """Give all ranks the ids of the run. All ranks must call this."""
-        self._take_ids(distributed.broadcast((self.experiment_id, self.trial_id)))
-
-    def wait(self) -> None:
-        """Wait until the database is open, or known not to open."""
-        if not self._opened.is_set():
-            self._outbox.hurry()
-            self._opened.wait()
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether this run is in the database."""
-        self.wait()
-        return self._recorder is not None
+        return self._current_ids()[1]
 
     @property
     def database(self) -> pathlib.Path:
@@ -100,66 +68,127 @@ class Recording:
     @property
     def tensorboard_path(self) -> pathlib.Path:
         """The folder of this trial's TensorBoard files."""
-        return self._home.tensorboard(self.experiment_id, self.trial_id)
+        return self._home.tensorboard(*self._current_ids())
 
-    def put(self, message: Message) -> None:
-        """Add to the record; returns at once."""
-        # A search waits for validations: what a trial does before it is told to stop was in vain.
+    @property
+    def origin(self) -> dict[str, Any]:
+        """The run as a checkpoint names it, so that `det gc` can record the checkpoint if the run dies before."""
+        experiment_id, trial_id = self._current_ids()
+        return {"database": str(self.database), "experiment_id": experiment_id, "trial_id": trial_id}
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether this process writes the run to the database."""
+        return False
+
+    def share_ids(self, distributed: DistributedContext) -> None:
+        """Give all ranks the ids of the run. All ranks must call this."""
+        self._ids = distributed.broadcast(self._current_ids())
+
+    def wait(self) -> None:
+        """Wait until the database is open, or has failed to open."""
+
+    def put(self, message: tracking.Message) -> None:
+        """Add a message to the record; returns at once."""
+
+    def flush(self) -> None:
+        """Wait until all messages are written, or kept because the database cannot be written now."""
+
+    def confirm(self) -> None:
+        """Wait until all messages are in the database; raise what prevents it."""
+
+    def best_validation(self, metric: str, smaller_is_better: bool) -> float | None:
+        """Return the experiment's best recorded validation of a metric."""
+        return None
+
+    def earlier_checkpoints(self) -> list[tracking.CheckpointRecord]:
+        """Return the checkpoints to continue this run from, newest first: of its trial, or locally of its name."""
+        return []
+
+    def close(self) -> None:
+        """Close the database. Close the outbox first."""
+
+    def _current_ids(self) -> tuple[int, int]:
+        return self._ids
+
+
+class ChiefRecorder(RunRecorder):
+    """Registers this run in the tracking database and writes its history, on the outbox's thread.
+
+    The database is opened in the background, since that takes longer than starting to train;
+    `experiment_id` and `trial_id` wait for it.
+    """
+
+    def __init__(self, outbox: Outbox, facts: RunFacts, info: ClusterInfo | None) -> None:
+        super().__init__(info)
+        self._outbox = outbox
+        self._facts = facts
+        self._writer: tracking.Recorder | None = None
+        # Started on this thread: loader workers forked meanwhile would keep a pipe open that the other waits on.
+        self._git = None if info else _start_git()
+        self._opened = threading.Event()
+        self._waits_for_room = False  # the disk was full when the database was to be opened; opening is tried again
+        self._unwritten: list[tracking.Message] = []
+        self._has_warned = False
+        # A local run opens it a little later: the first batch comes sooner if it need not share the interpreter.
+        outbox.put(self._open, None, urgent=info is not None)
+
+    @property
+    def is_recorded(self) -> bool:
+        self.wait()
+        return self._writer is not None
+
+    def wait(self) -> None:
+        if not self._opened.is_set():
+            self._outbox.hurry()
+            self._opened.wait()
+
+    def put(self, message: tracking.Message) -> None:
+        # A search waits for validations: whatever a trial trains before the search stops it is wasted.
         is_awaited = isinstance(message, tracking.MetricReport) and message.group == "validation"
         self._outbox.put(self._write, message, urgent=is_awaited and self._info is not None)
 
-    def confirm(self) -> None:
-        """Wait until all that was put is in the database, or raise what keeps it out."""
+    def flush(self) -> None:
         self._outbox.flush()
+
+    def confirm(self) -> None:
+        self.flush()
         if self._unwritten:
             self._write_all()
 
     def best_validation(self, metric: str, smaller_is_better: bool) -> float | None:
-        """Return the experiment's best recorded validation of a metric."""
-        self._outbox.flush()
-        return self._recorder.best_validation(metric, smaller_is_better) if self._recorder else None
+        self.flush()
+        return self._writer.best_validation(metric, smaller_is_better) if self._writer else None
 
     def earlier_checkpoints(self) -> list[tracking.CheckpointRecord]:
-        """Return the checkpoints to continue this run from, newest first: of its trial, or locally of its name."""
-        if not self.is_kept and not self._waits_for_room:
+        if not self.is_recorded and not self._waits_for_room:
             return []
-        from determined.tracking import CheckpointState, Records
-
-        records = Records(self._home.database)
+        records = tracking.Records(self.database)
         if self._info is not None:
             found = records.checkpoints(trial_id=self._info.trial.trial_id)
         else:
             found = records.checkpoints_of_experiments(self._facts.name)
-        return [one for one in reversed(found) if one.state is CheckpointState.COMPLETED]
-
-    @property
-    def origin(self) -> dict[str, Any]:
-        """What a checkpoint says of the run that saved it, so that it can be recorded later if a crash came first."""
-        ids = {"experiment_id": self.experiment_id, "trial_id": self.trial_id}
-        return {"database": str(self._home.database), **ids}
+        return [one for one in reversed(found) if one.state is tracking.CheckpointState.COMPLETED]
 
     def close(self) -> None:
-        """Let go of the database. The outbox must have been closed before."""
-        if self._recorder is not None:
-            self._recorder.close()
+        if self._writer is not None:
+            self._writer.close()
         if self._unwritten:
             raise errors.TrackingException(
-                f"{len(self._unwritten)} reports of this run are not in {self._home.database}, which could not be "
+                f"{len(self._unwritten)} reports of this run are not in {self.database}, which could not be "
                 "written; the checkpoints are safe. Make room or permission there, or set DET_HOME to another folder."
             )
 
-    def _take_ids(self, ids: tuple[int, int]) -> None:
-        """Do nothing: the chief gave them."""
-
-    def _ids(self) -> tuple[int, int]:
-        self.wait()
-        if self._recorder is None:
-            return UNRECORDED_ID, UNRECORDED_ID
-        return self._recorder.experiment_id, self._recorder.trial_id
+    def _current_ids(self) -> tuple[int, int]:
+        if self._info is None:
+            self.wait()
+            if self._writer is not None:
+                return self._writer.experiment_id, self._writer.trial_id
+        return self._ids
 
     def _open(self, _: Sequence[None]) -> None:
         try:
-            self._recorder = self._opened_recorder()
+            self._writer = self._open_writer()
         except ImportError as error:
             warnings.warn(
                 f"This run is not recorded, because {error.name} is not installed; "
@@ -170,63 +199,74 @@ class Recording:
             if not tracking.lacks_room(error):
                 raise
             self._waits_for_room = True
-            self._complain(error)
+            self._warn(error)
         finally:
             self._opened.set()
 
-    @functools.cached_property
-    def _commit(self) -> str | None:
-        return _answer_of(self._git)
-
-    def _opened_recorder(self) -> Recorder:
-        commit = self._commit
-        from determined.tracking import Recorder
-
+    def _open_writer(self) -> tracking.Recorder:
+        commit = self._git_commit  # first: the process must be waited for even if SQLAlchemy cannot be imported
         if self._info is not None:
             trial = self._info.trial
             run_id = trial._trial_run_id or None
-            return Recorder.attach(self._home.database, trial.experiment_id, trial.trial_id, run_id)
-        return Recorder.start(self._home.database, _describe(self._facts, commit))
+            return tracking.Recorder.attach(self.database, trial.experiment_id, trial.trial_id, run_id)
+        return tracking.Recorder.start(self.database, _describe(self._facts, commit))
 
-    def _write(self, messages: Sequence[Message]) -> None:
-        """Write to the database; what it does not take now is kept, so that training need not end for it."""
-        if self._recorder is None and not self._waits_for_room:
+    @functools.cached_property
+    def _git_commit(self) -> str | None:
+        return _output_of(self._git)
+
+    def _write(self, messages: Sequence[tracking.Message]) -> None:
+        """Write to the database; keep for later what it does not take now, so that training goes on."""
+        if self._writer is None and not self._waits_for_room:
             return
         self._unwritten += messages
         try:
             self._write_all()
         except errors.TrackingException as error:
-            self._complain(error)
-            del self._unwritten[:-_MOST_UNWRITTEN]
+            self._warn(error)
+            del self._unwritten[:-_MAX_UNWRITTEN]
 
     def _write_all(self) -> None:
-        if self._recorder is None:
-            self._recorder = self._opened_recorder()
-        self._follow_database(self._recorder)
-        while self._unwritten:
-            # In parts, so that a vain attempt costs little however much there is to write.
-            self._recorder.write(self._unwritten[:_MOST_AT_ONCE])
-            del self._unwritten[:_MOST_AT_ONCE]
-
-    def _follow_database(self, recorder: Recorder) -> None:
-        """Notice when the database is deleted or moved under the run, and have the run on record again."""
-        if recorder.follow_database():
+        if self._writer is None:
+            self._writer = self._open_writer()
+        if self._writer.follow_database():
             logger.warning(
-                "The tracking database %s was deleted, moved or replaced during this run. The run goes on in the one "
+                "The tracking database %s was deleted, moved or replaced during this run. The run continues in the one "
                 "that is there now, with what was on record of it, as trial %d of experiment %d.",
-                self._home.database,
-                recorder.trial_id,
-                recorder.experiment_id,
+                self.database,
+                self._writer.trial_id,
+                self._writer.experiment_id,
             )
+        while self._unwritten:
+            # In parts, so that a failing attempt costs little however much there is to write.
+            self._writer.write(self._unwritten[:_MAX_PER_TRANSACTION])
+            del self._unwritten[:_MAX_PER_TRANSACTION]
 
-    def _complain(self, error: errors.TrackingException) -> None:
-        if not self._has_complained:
-            self._has_complained = True
+    def _warn(self, error: errors.TrackingException) -> None:
+        if not self._has_warned:
+            self._has_warned = True
             logger.warning(
-                "The record of this run cannot be written: %s Training goes on, and writing is tried again with each "
-                "report.",
+                "The record of this run cannot be written: %s Training continues, and writing is tried again with "
+                "each report.",
                 error,
             )
+
+
+def checked_metadata(owner: str, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a copy of the metadata as it will be read back; `owner` names it in errors."""
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise TypeError(f"The {owner} metadata {metadata!r} must be a dict.")
+    try:
+        return dict(json.loads(json.dumps(dict(metadata or {}))))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"The {owner} metadata {metadata!r} cannot be kept as JSON: {error}; use dicts, lists, strings and numbers."
+        ) from error
+
+
+def now() -> float:
+    """Return the timestamp of a record, in seconds since the epoch."""
+    return time.time()
 
 
 def _describe(facts: RunFacts, git_commit: str | None) -> tracking.RunDescription:
@@ -248,8 +288,8 @@ def _describe(facts: RunFacts, git_commit: str | None) -> tracking.RunDescriptio
     )
 
 
-def _ask_git() -> subprocess.Popen[str] | None:
-    """Ask for the commit of the program, with a mark when tracked files differ from it; None without git."""
+def _start_git() -> subprocess.Popen[str] | None:
+    """Start git to print the program's commit, marked if tracked files differ from it; None without git."""
     program = getattr(sys.modules.get("__main__"), "__file__", None)
     try:
         return subprocess.Popen(
@@ -264,19 +304,14 @@ def _ask_git() -> subprocess.Popen[str] | None:
         return None
 
 
-def _answer_of(process: subprocess.Popen[str] | None) -> str | None:
+def _output_of(process: subprocess.Popen[str] | None) -> str | None:
     """Return what a process printed; None if it failed or took too long."""
     if process is None:
         return None
     with process:
         try:
-            answer, _ = process.communicate(timeout=10)
+            output, _ = process.communicate(timeout=_GIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             return None
-    return answer.strip() if process.returncode == 0 else None
-
-
-def now() -> float:
-    """Return the time stamp of a record, in seconds since the epoch."""
-    return time.time()
+    return output.strip() if process.returncode == 0 else None

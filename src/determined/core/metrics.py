@@ -1,4 +1,4 @@
-"""The metrics of neighbouring batches, by name."""
+"""Metrics of batches as columns, and the numbers that stand for them. For the other packages of determined."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ import numpy as np
 
 
 class _Missing(enum.Enum):
-    """A type of its own, so that its only value stays that on the way to another rank."""
+    """An enum, so that its only member keeps its identity when it is sent to another rank."""
 
     MISSING = enum.auto()
 
 
 MISSING: Final = _Missing.MISSING
-"""Stands where a batch does not have a metric."""
+"""Stands for a metric that a batch does not have."""
+
+
+POSITION_METRICS = ("batches", "epochs")
+"""Metrics that count how far training has come. Other curves are drawn over them; they have none of their own."""
 
 
 class BatchColumns(Sequence[Mapping[str, Any]]):
-    """Metrics of batches as one column a name. Reads as a list of dicts, which is made only when asked for."""
+    """Metrics of batches, one column per name. Reads as a list of dicts, which are made only when asked for."""
 
     def __init__(self, columns: Mapping[str, Sequence[Any]], count: int) -> None:
         self.columns = columns
-        """The values of each metric, one a batch; `MISSING` for a batch that has none."""
+        """The values of each metric, one per batch; `MISSING` for a batch that has none."""
         self._count = count
 
     @classmethod
@@ -39,18 +43,17 @@ class BatchColumns(Sequence[Mapping[str, Any]]):
     def interleaved(cls, parts: Sequence[BatchColumns]) -> BatchColumns:
         """Return the batches of all ranks in the order of the data: the first of each rank, the second of each..."""
         names = dict.fromkeys(name for part in parts for name in part.columns)
-        places = [
-            (rank, place)
-            for place in range(max(map(len, parts), default=0))
+        order = [
+            (rank, index)
+            for index in range(max(map(len, parts), default=0))
             for rank, part in enumerate(parts)
-            if place < len(part)
+            if index < len(part)
         ]
-        columns = {name: [part.columns.get(name) for part in parts] for name in names}
-        merged = {
-            name: [MISSING if (own := by_rank[rank]) is None else own[place] for rank, place in places]
-            for name, by_rank in columns.items()
-        }
-        return cls(merged, len(places))
+        merged = {}
+        for name in names:
+            by_rank = [part.columns.get(name) for part in parts]
+            merged[name] = [MISSING if (own := by_rank[rank]) is None else own[index] for rank, index in order]
+        return cls(merged, len(order))
 
     def __len__(self) -> int:
         return self._count
@@ -64,12 +67,12 @@ class BatchColumns(Sequence[Mapping[str, Any]]):
 
 
 def are_floats(values: Sequence[Any]) -> bool:
-    """Say whether all values are Python floats, as those of nearly all metrics are."""
+    """Return whether all values are Python floats, as those of nearly all metrics are."""
     return {*map(type, values)} == {float}
 
 
 def as_float(value: Any) -> float:
-    """Return a number as a float; one beyond the largest is infinite."""
+    """Return a number as a float; infinity if it is too large for one."""
     try:
         return float(value)
     except OverflowError:
@@ -79,7 +82,7 @@ def as_float(value: Any) -> float:
 def as_array(value: Any) -> np.ndarray[Any, Any] | None:
     """Return a number, an array or nested lists of numbers as one array; None for anything else.
 
-    Nothing and rows of different lengths are no numbers. Integers beyond the largest float become infinite.
+    Empty lists and rows of different lengths give None. Integers too large for a float become infinite.
     """
     if not _holds_numbers(value):
         return None
@@ -93,14 +96,14 @@ def as_array(value: Any) -> np.ndarray[Any, Any] | None:
 
 
 def _holds_numbers(value: Any) -> bool:
-    """Say whether NumPy can be given a value: of an object that looks like a sequence it would read all items."""
+    """Return whether a value is made of numbers only; NumPy would read every item of any object with a length."""
     if isinstance(value, list | tuple):
         return all(map(_holds_numbers, value))
     return isinstance(value, Real | np.ndarray | np.generic)
 
 
 def as_number(value: Any) -> float | None:
-    """Return the number that stands for a metric in a curve: the mean of an array or list; None without one."""
+    """Return the number that a curve shows for a metric: the mean of an array or list; None if it has none."""
     if isinstance(value, Real):
         return as_float(value)
     array = as_array(value)

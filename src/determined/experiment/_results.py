@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from determined import errors, storage
 from determined._home import Home
-from determined.core._collect import superfluous
+from determined.core.checkpoint_gc import expired_checkpoints
 from determined.experiment import _deletion
 from determined.experiment.config import ExperimentConfig, from_map
 from determined.storage import Retention
@@ -84,7 +84,7 @@ def conclude(experiment_id: int, config: ExperimentConfig, home: Home) -> list[s
     keep = Retention.of_section(section) or Retention()
     store = storage.store_for(section, home.checkpoints)
     metric = (config.searcher.metric, config.searcher.smaller_is_better)
-    found = superfluous(Records(home.database), store.ids(), experiment_id, keep, metric)
+    found = expired_checkpoints(Records(home.database), store.ids(), experiment_id, keep, metric)
     _deletion.remove_checkpoints(found, home)
     if found:
         logger.info("%d checkpoints need not stay, and were deleted", len(found))

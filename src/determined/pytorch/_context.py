@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from determined import core, errors, tensorboard
 from determined._trial_context import TrialContext, constant_hparams
-from determined.core._context import Context
+from determined.core import Context
 from determined.pytorch._backends.base import Backend, SingleProcess
 from determined.pytorch._data import batch as batches
 from determined.pytorch._data.prefetch import Prefetch
@@ -305,11 +305,11 @@ class PyTorchTrialContext(TrialContext):
 
     def get_experiment_id(self) -> int:
         """Return the id under which `det experiment describe` shows this run."""
-        return self.services.recording.experiment_id
+        return self.services.recorder.experiment_id
 
     def get_trial_id(self) -> int:
         """Return the id under which `det trial describe` shows this run."""
-        return self.services.recording.trial_id
+        return self.services.recorder.trial_id
 
     def get_trial_seed(self) -> int:
         """Return the seed of the run, on which the order of its data depends."""

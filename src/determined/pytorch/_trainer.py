@@ -16,8 +16,6 @@ import torch
 
 from determined import core, errors
 from determined._info import ClusterInfo, get_cluster_info
-from determined.core._context import TensorboardMode, open_context
-from determined.core._recorder import RunFacts
 from determined.pytorch._accelerate.lazy_dynamo import defer_compiler
 from determined.pytorch._accelerate.options import applied, with_optimizations
 from determined.pytorch._backends.base import Backend
@@ -79,14 +77,10 @@ def _context_of(
     enable_tensorboard_logging: bool,
 ) -> Iterator[PyTorchTrialContext]:
     seed = _seed(info, config, ranks)
-    facts = RunFacts(name=_name(config), config=config, hparams=values or {}, seed=seed)
-    mode = TensorboardMode.AUTO if enable_tensorboard_logging else TensorboardMode.MANUAL
-    with open_context(
-        distributed=ranks,
-        checkpoint_storage=(config or {}).get("checkpoint_storage"),
-        tensorboard_mode=mode,
-        facts=facts,
-    ) as services:
+    facts = core.RunFacts(name=_name(config), config=config, hparams=values or {}, seed=seed)
+    mode = core.TensorboardMode.AUTO if enable_tensorboard_logging else core.TensorboardMode.MANUAL
+    storage = (config or {}).get("checkpoint_storage")
+    with core.Context(facts, distributed=ranks, checkpoint_storage=storage, tensorboard_mode=mode) as services:
         context = PyTorchTrialContext(
             distributed=services.distributed,
             backend=backend,

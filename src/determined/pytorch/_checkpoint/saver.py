@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from determined import errors, storage, tracking
 from determined._home import home
-from determined.core._context import Context
+from determined.core import Context
 from determined.core.checkpoint_gc import METADATA_FILE
 from determined.pytorch._backends.state_codec import Shards
 from determined.pytorch._callback import Callbacks
@@ -57,7 +57,7 @@ def is_of_another_trial(services: Context, saved: Saved) -> bool:
     """Say whether a managed trial begins anew with the weights of another one, as a warm start means."""
     if services.info is None or not (saved.path / storage.MANIFEST_FILE).exists():
         return False
-    origin, own = storage.Manifest.read(saved.path).origin, services.recording.origin
+    origin, own = storage.Manifest.read(saved.path).origin, services.recorder.origin
     return "trial_id" in origin and any(origin.get(name) != own[name] for name in ("database", "trial_id"))
 
 
@@ -98,7 +98,7 @@ def steps_to_resume(services: Context) -> int:
         return 0
     with contextlib.suppress(errors.DeterminedException, OSError, ValueError, LookupError, TypeError):
         if given == LATEST:
-            return next((one.steps_completed for one in services.recording.earlier_checkpoints()), 0)
+            return next((one.steps_completed for one in services.recorder.earlier_checkpoints()), 0)
         metadata = json.loads(storage.read_plain(_folder_of(services, given) / METADATA_FILE))
         return int(metadata["steps_completed"])
     return 0
@@ -147,7 +147,7 @@ def _newest_intact(
     """
     services.checkpoint.record_unrecorded()
     candidates: dict[str, pathlib.Path | None] = {} if first is None else {first: None}
-    earlier = services.recording.earlier_checkpoints()
+    earlier = services.recorder.earlier_checkpoints()
     if description is not None:
         earlier = _continued(earlier, description)
     candidates |= {one.uuid: pathlib.Path(one.path) for one in earlier}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
-from determined.core._scalars import POSITIONS
+from determined.core.metrics import POSITION_METRICS
 
 logger = logging.getLogger("determined.pytorch")
 
@@ -190,7 +190,7 @@ def compared_metric(
 
 def _offered(metrics: Mapping[str, Any]) -> str | None:
     """Return the metric to compare when nobody named one: the only one, or one with a usual name."""
-    numbers = [name for name, value in metrics.items() if _is_number(value) and name not in POSITIONS]
+    numbers = [name for name, value in metrics.items() if _is_number(value) and name not in POSITION_METRICS]
     if len(numbers) == 1:
         return numbers[0]
     return next((name for name in _USUAL_NAMES if name in numbers), None)
@@ -219,7 +219,7 @@ def _words(name: str) -> set[str]:
 
 def _own(metrics: Mapping[str, Any]) -> list[str]:
     """Return the names of the trial's own metrics."""
-    return sorted(metrics.keys() - set(POSITIONS))
+    return sorted(metrics.keys() - set(POSITION_METRICS))
 
 
 def _is_number(value: Any) -> bool:

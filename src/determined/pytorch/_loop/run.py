@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from determined import tracking
-from determined.core._context import searcher_metric
 from determined.pytorch._accelerate.compile import compile_models
 from determined.pytorch._accelerate.cuda_graphs.graphs import graphed
 from determined.pytorch._accelerate.options import apply_level
@@ -183,7 +182,7 @@ def _take_over_seed(context: PyTorchTrialContext, saved: Saved | None) -> None:
         seed = saved.state["loop"].get("seed", seed)
     if seed is not None:
         context.trial_seed = seed
-        context.services.recording.put(tracking.SeedChanged(seed=seed))
+        context.services.recorder.put(tracking.SeedChanged(seed=seed))
 
 
 def _report_times(context: PyTorchTrialContext, timings: Timings, progress: Progress, display: Display) -> None:
@@ -204,7 +203,9 @@ def _collect_checkpoints(context: PyTorchTrialContext, policy: CheckpointPolicy,
 
 def _policy(context: PyTorchTrialContext, settings: FitSettings, display: Display) -> CheckpointPolicy:
     services = context.services
-    searcher = (context.config_if_any or {}).get("searcher") if searcher_metric(context.config_if_any) else None
+    searcher = (
+        (context.config_if_any or {}).get("searcher") if tracking.searcher_metric(context.config_if_any) else None
+    )
     return policy_of(
         settings.checkpoint_policy,
         compared_metric(searcher, settings.best_metric, settings.smaller_is_better),
@@ -228,7 +229,7 @@ def _find_saved(
         return None
     if saved is None:  # found and verified by the chief
         saved = Saved(*place, checkpoint_format.read(place[1]))
-    loop, record = saved.state["loop"], context.services.recording.put
+    loop, record = saved.state["loop"], context.services.recorder.put
     if is_of_another_trial(context.services, saved):
         record(tracking.Continued(checkpoint=saved.uuid, steps_completed=0, reported_steps=0))
         return saved
@@ -346,7 +347,7 @@ def _build_data(trial: PyTorchTrial, context: PyTorchTrialContext) -> tuple[Stre
     validation = _checked_loader(trial.build_validation_data_loader(), "build_validation_data_loader", context)
     if any(getattr(loader, "num_workers", 0) for loader in (training, validation)):
         # Workers are forked, and must not be while the other thread imports: they would inherit a held lock.
-        context.services.recording.wait()
+        context.services.recorder.wait()
     stream = stream_of(training, context.distributed, context.trial_seed, begins_at)
     if isinstance(validation, DataLoader):
         # A whole data set is evaluated by the chief alone.
@@ -415,9 +416,9 @@ def _say_where(display: Display, context: PyTorchTrialContext, checkpoint: str |
         return
     places = [("checkpoints", str(services.checkpoint.store.root))]
     if services.scalars.enabled:
-        places.append(("TensorBoard", str(services.recording.tensorboard_path)))
-    if services.recording.is_kept:
-        places.append(("record", f"det experiment describe {services.recording.experiment_id}"))
+        places.append(("TensorBoard", str(services.recorder.tensorboard_path)))
+    if services.recorder.is_recorded:
+        places.append(("record", f"det experiment describe {services.recorder.experiment_id}"))
     if checkpoint is not None:
         command = continue_command(checkpoint) if is_first_fit else f"fit(latest_checkpoint={checkpoint!r})"
         places.append(("continue", command))
