@@ -246,7 +246,7 @@ def test_later_failures_come_as_notes_of_the_first(outbox: Outbox) -> None:
     gate.opened.set()
     with ThreadPoolExecutor() as pool, pytest.raises(KeyError, match="first") as caught:
         pool.submit(outbox.flush).result(timeout=30)
-    assert caught.value.__notes__ == ["After it came IndexError: second"]
+    assert caught.value.__notes__ == ["It was followed by IndexError: second"]
 
 
 def test_flush_that_waits_ends_when_delivery_fails(outbox: Outbox) -> None:

@@ -29,7 +29,7 @@ class ProfilerContext:
         _check_sampling(sampling_interval, samples_per_report)
         if self._thread is not None:
             return
-        # Made here, so that what they warn about is the business of the caller's thread.
+        # Made here, so that their warnings are raised on the caller's thread.
         sources = [source for source in (_system_source(), _gpu_source()) if source is not None]
         if not sources:
             return
@@ -43,7 +43,7 @@ class ProfilerContext:
         self._thread.start()
 
     def off(self) -> None:
-        """Stop sampling and report what was gathered; raises what ended the sampling before, if anything did."""
+        """Stop sampling and report the remaining samples; raise the error that ended the sampling, if any."""
         if self._thread is not None:
             self._stop.set()
             self._thread.join()
@@ -53,21 +53,18 @@ class ProfilerContext:
             raise failure
 
     def _sample(self, sources: list[Source], interval: float, samples_per_report: int) -> None:
-        try:
-            self._report_means(sources, interval, samples_per_report)
-        except Exception as failure:
-            self._failure = failure
-
-    def _report_means(self, sources: list[Source], interval: float, samples_per_report: int) -> None:
         samples: list[dict[str, dict[str, float]]] = []
         stopped = False
-        while not stopped:
-            stopped = self._stop.wait(interval)
-            samples.append({group: values for read in sources for group, values in read().items()})
-            if stopped or len(samples) >= samples_per_report:
-                for group, values in _means(samples).items():
-                    self._report(group, values)
-                samples.clear()
+        try:
+            while not stopped:
+                stopped = self._stop.wait(interval)
+                samples.append({group: values for read in sources for group, values in read().items()})
+                if stopped or len(samples) >= samples_per_report:
+                    for group, values in _means(samples).items():
+                        self._report(group, values)
+                    samples.clear()
+        except Exception as failure:
+            self._failure = failure
 
 
 def _check_sampling(interval: Any, samples: Any) -> None:
@@ -77,51 +74,10 @@ def _check_sampling(interval: Any, samples: Any) -> None:
         raise ValueError(f"profiler.on(samples_per_report={samples!r}): use an int of at least 1.")
 
 
-class _SystemSource:
-    """CPU, memory, disk and network by psutil; rates since the reading before."""
-
-    def __init__(self) -> None:
-        import psutil
-
-        self._psutil: Any = psutil
-        self._process: Any = psutil.Process()
-        self._process.cpu_percent()
-        psutil.cpu_percent()
-        self._counters = self._read_counters()
-        self._time = time.monotonic()
-
-    def read(self) -> dict[str, dict[str, float]]:
-        before, self._counters = self._counters, self._read_counters()
-        last, self._time = self._time, time.monotonic()
-        seconds = max(self._time - last, 1e-9)
-        rates = {name: (self._counters[name] - before[name]) / seconds for name in before}
-        memory = self._psutil.virtual_memory()
-        return {
-            "cpu": {
-                "cpu_util_simple": self._psutil.cpu_percent(),
-                "process_cpu_percent": self._process.cpu_percent(),
-            },
-            "memory": {
-                "memory_free": memory.available / 2**30,
-                "process_memory": self._process.memory_info().rss / 2**30,
-            },
-            "disk": {name: rates[name] for name in rates if name.startswith("disk")},
-            "network": {name: rates[name] for name in rates if name.startswith("net")},
-        }
-
-    def _read_counters(self) -> dict[str, float]:
-        disk, net = self._psutil.disk_io_counters(), self._psutil.net_io_counters()
-        return {
-            "disk_throughput_read": disk.read_bytes if disk else 0,
-            "disk_throughput_write": disk.write_bytes if disk else 0,
-            "net_throughput_sent": net.bytes_sent if net else 0,
-            "net_throughput_recv": net.bytes_recv if net else 0,
-        }
-
-
 def _system_source() -> Source | None:
+    """Return a reader of CPU, memory, disk and network by psutil; rates are since the last reading."""
     try:
-        return _SystemSource().read
+        import psutil
     except ImportError:
         warnings.warn(
             "The profiler leaves out CPU, memory, disk and network, because psutil is not installed; "
@@ -130,13 +86,52 @@ def _system_source() -> Source | None:
         )
         return None
 
+    def counters() -> dict[str, dict[str, float]]:
+        disk, net = psutil.disk_io_counters(), psutil.net_io_counters()
+        return {
+            "disk": {
+                "disk_throughput_read": disk.read_bytes if disk else 0,
+                "disk_throughput_write": disk.write_bytes if disk else 0,
+            },
+            "network": {
+                "net_throughput_sent": net.bytes_sent if net else 0,
+                "net_throughput_recv": net.bytes_recv if net else 0,
+            },
+        }
+
+    process = psutil.Process()
+    process.cpu_percent()  # the first call starts the measurement
+    psutil.cpu_percent()
+    last, last_time = counters(), time.monotonic()
+
+    def read() -> dict[str, dict[str, float]]:
+        nonlocal last, last_time
+        before, last = last, counters()
+        began, last_time = last_time, time.monotonic()
+        seconds = max(last_time - began, 1e-9)
+        rates = {
+            group: {name: (value - before[group][name]) / seconds for name, value in values.items()}
+            for group, values in last.items()
+        }
+        cpu = {"cpu_util_simple": psutil.cpu_percent(), "process_cpu_percent": process.cpu_percent()}
+        free, own = psutil.virtual_memory().available, process.memory_info().rss
+        return {"cpu": cpu, "memory": {"memory_free": free / 2**30, "process_memory": own / 2**30}, **rates}
+
+    return read
+
 
 def _gpu_source() -> Source | None:
     """Return a reader of GPU load and memory by NVML, or None where there is no GPU."""
     try:
         import pynvml  # type: ignore[import-not-found,unused-ignore]  # an extra
     except ImportError:
-        _say_that_nvml_is_missing()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available():
+            warnings.warn(
+                "The profiler leaves out GPU load and memory, because nvidia-ml-py is not installed; "
+                "`pip install 'resolute[gpu]'` adds them.",
+                stacklevel=3,
+            )
         return None
 
     def read() -> dict[str, dict[str, float]]:
@@ -149,20 +144,9 @@ def _gpu_source() -> Source | None:
 
     try:
         pynvml.nvmlInit()
-        # Read once: parts of a GPU that was divided have no load to tell.
-        return read if read()["gpu"] else None
+        return read if read()["gpu"] else None  # one reading to try it: the parts of a divided GPU report no load
     except pynvml.NVMLError:
         return None
-
-
-def _say_that_nvml_is_missing() -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        warnings.warn(
-            "The profiler leaves out GPU load and memory, because nvidia-ml-py is not installed; "
-            "`pip install 'resolute[gpu]'` adds them.",
-            stacklevel=4,
-        )
 
 
 def _means(samples: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
