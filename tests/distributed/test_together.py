@@ -354,7 +354,7 @@ def test_model_without_a_process_group_is_refused() -> None:
 
     backend = NoGroup(torch.device("cpu"), 2)
     with pytest.raises(errors.InvalidExperimentException, match=r"Linear.*no process group.*init_process_group"):
-        backend.place(nn.Linear(1, 1))
+        backend.wrap(nn.Linear(1, 1))
 
 
 # Data that ranks iterate by themselves

@@ -94,11 +94,11 @@ class PyTorchTrialContext(TrialContext):
         if not isinstance(model, nn.Module):
             raise TypeError(f"wrap_model({model!r}): pass a torch.nn.Module.")
         for known in self.models:
-            if model is known or model is self.backend.bare(known):
+            if model is known or model is self.backend.unwrap(known):
                 return known
         if self.experimental.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
-        model = self.backend.place(model)
+        model = self.backend.wrap(model)
         self.gradients.precision.prepare(model)
         self.models.append(model)
         return model

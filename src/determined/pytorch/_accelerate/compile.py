@@ -60,7 +60,7 @@ def compile_models(context: PyTorchTrialContext) -> bool:
     options = context.experimental.compile_options
     if options is None:
         return False
-    models = [context.backend.bare(model) for model in context.models]
+    models = [context.backend.unwrap(model) for model in context.models]
     fresh = [model for model in models if not isinstance(model.__dict__.get("forward"), CompiledForward)]
     for model in fresh:
         model.__dict__["forward"] = CompiledForward(model, options)

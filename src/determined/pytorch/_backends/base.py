@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from determined.pytorch._backends.state_codec import Keeper, WholeState
+from determined.pytorch._backends.state_codec import StateCodec, UnshardedState
 
 StepsNow = Callable[[], bool]
 
 
-class Rounds:
+class EvalBatches:
     """Batches to evaluate, up to the one after which somebody wants to stop."""
 
     def __init__(self, batches: Iterable[Any], stopping: Callable[[], bool]) -> None:
@@ -36,20 +36,20 @@ class Backend(Protocol):
     """How this process trains, alone or with others."""
 
     device: torch.device
-    computes_together: bool
+    forward_is_collective: bool
     """Whether a forward pass needs all ranks."""
 
     @property
-    def keeper(self) -> Keeper:
+    def codec(self) -> StateCodec:
         """How the state of models gets into checkpoints."""
         ...
 
-    def place(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module) -> nn.Module:
         """Return the model, ready to train on the device."""
         ...
 
-    def bare(self, model: nn.Module) -> nn.Module:
-        """Return what was given to `place`."""
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Return what was given to `wrap`."""
         ...
 
     def configure(self, options: dict[str, Any], sync_batch_norm: bool) -> None:
@@ -70,7 +70,7 @@ class Backend(Protocol):
         """End what `start` began."""
         ...
 
-    def even_out(self, models: Sequence[nn.Module]) -> None:
+    def broadcast_buffers(self, models: Sequence[nn.Module]) -> None:
         """Give every rank the chief's buffers."""
         ...
 
@@ -89,7 +89,7 @@ class Backend(Protocol):
         """Refuse a level of apex that cannot work here."""
         ...
 
-    def rounds(self, batches: Iterable[Any], stopping: Callable[[], bool]) -> Rounds:
+    def eval_batches(self, batches: Iterable[Any], stopping: Callable[[], bool]) -> EvalBatches:
         """Return batches to evaluate without gradients."""
         ...
 
@@ -97,12 +97,12 @@ class Backend(Protocol):
 class Whole:
     """What holds wherever a process has whole models."""
 
-    computes_together = False
+    forward_is_collective = False
 
     @property
-    def keeper(self) -> Keeper:
+    def codec(self) -> StateCodec:
         """How the state of models gets into checkpoints: as it is."""
-        return WholeState()
+        return UnshardedState()
 
     def accept(self, optimizer: Optimizer) -> None:
         """Take any optimizer."""
@@ -110,15 +110,15 @@ class Whole:
     def check_apex(self, half_weights: bool) -> None:
         """Take any level."""
 
-    def rounds(self, batches: Iterable[Any], stopping: Callable[[], bool]) -> Rounds:
+    def eval_batches(self, batches: Iterable[Any], stopping: Callable[[], bool]) -> EvalBatches:
         """Return the batches: each rank evaluates its own by itself."""
-        return Rounds(batches, stopping)
+        return EvalBatches(batches, stopping)
 
 
 class Alone(Whole):
     """What a process does that has no others to train with: nothing."""
 
-    def bare(self, model: nn.Module) -> nn.Module:
+    def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the model."""
         return model
 
@@ -138,7 +138,7 @@ class Alone(Whole):
     def stop(self) -> None:
         """End nothing."""
 
-    def even_out(self, models: Sequence[nn.Module]) -> None:
+    def broadcast_buffers(self, models: Sequence[nn.Module]) -> None:
         """Leave buffers as they are."""
 
 
@@ -148,7 +148,7 @@ class SingleProcess(Alone):
     def __init__(self) -> None:
         self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
-    def place(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module) -> nn.Module:
         """Return the model, on the device."""
         return model.to(self.device)
 

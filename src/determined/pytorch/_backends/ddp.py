@@ -101,7 +101,7 @@ class Replicas(Whole):
         self._sync_batch_norm = False
         self._engaged: list[Replicated] = []
 
-    def place(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module) -> nn.Module:
         """Return the model on the device, with the weights of the chief."""
         model = model.to(self.device)
         if self._sync_batch_norm:
@@ -109,7 +109,7 @@ class Replicas(Whole):
         broadcast([*model.parameters(), *model.buffers()], self.device)
         return Replicated(model)
 
-    def bare(self, model: nn.Module) -> nn.Module:
+    def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the module inside."""
         return model.module if isinstance(model, Replicated) else model
 
@@ -158,7 +158,7 @@ class Replicas(Whole):
         self._engaged.clear()
         gc.collect()
 
-    def even_out(self, models: Iterable[nn.Module]) -> None:
+    def broadcast_buffers(self, models: Iterable[nn.Module]) -> None:
         """Give every rank the chief's buffers, such as running means; training evens them out by itself."""
         if self._options.get("broadcast_buffers", True):
             broadcast([buffer for model in models for buffer in model.buffers()], self.device)
@@ -215,7 +215,7 @@ class NoGroup(Alone):
         self.device = device
         self._size = size
 
-    def place(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module) -> nn.Module:
         """Refuse the model: its copies would drift apart."""
         raise errors.InvalidExperimentException(
             f"wrap_model({type(model).__name__}): init() got a DistributedContext of {self._size} processes, but "

@@ -20,10 +20,10 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from determined import core, errors
-from determined.pytorch._backends.base import Rounds, StepsNow
+from determined.pytorch._backends.base import EvalBatches, StepsNow
 from determined.pytorch._backends.ddp import broadcast, share
-from determined.pytorch._backends.fsdp_state import SpreadState
-from determined.pytorch._backends.state_codec import Keeper
+from determined.pytorch._backends.fsdp_state import ShardedState
+from determined.pytorch._backends.state_codec import StateCodec
 from determined.pytorch._optim.precision import parameters_of
 
 Chooser = Callable[[nn.Module], bool]
@@ -113,24 +113,24 @@ def _checked_units(units: Any) -> Units | None:
 class Sharded:
     """One of several processes that each have a part of every model."""
 
-    computes_together = True
+    forward_is_collective = True
 
     def __init__(self, device: torch.device, distributed: core.DistributedContext, options: Options) -> None:
         self.device = device
         self._distributed = distributed
         self._options = options
         self._mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-        self._placed: list[nn.Module] = []
+        self._wrapped: list[nn.Module] = []
         self._hooks: list[Any] = []
         self._replaced: list[weakref.ref[nn.Parameter]] = []
-        self._keeper = SpreadState(self._mesh)
+        self._codec = ShardedState(self._mesh)
 
     @property
-    def keeper(self) -> Keeper:
+    def codec(self) -> StateCodec:
         """How the state of models gets into checkpoints: in parts."""
-        return self._keeper
+        return self._codec
 
-    def place(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module) -> nn.Module:
         """Return the model, with this rank's part of the weights that the chief has."""
         if any(tensor.is_meta for tensor in _tensors(model)):
             raise errors.InvalidExperimentException(
@@ -145,7 +145,7 @@ class Sharded:
         # One at a time, so that the device never has the whole model.
         for unit in [*reversed(units), model]:
             self._spread(unit, is_root=unit is model)
-        self._placed.append(model)
+        self._wrapped.append(model)
         return model
 
     def _spread(self, module: nn.Module, *, is_root: bool) -> None:
@@ -163,7 +163,7 @@ class Sharded:
             offload_policy=CPUOffloadPolicy() if options.offload_to_cpu else OffloadPolicy(),
         )
 
-    def bare(self, model: nn.Module) -> nn.Module:
+    def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the model, which is spread in place."""
         return model
 
@@ -217,18 +217,18 @@ class Sharded:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        for model in self._placed:
+        for model in self._wrapped:
             if isinstance(model, FSDPModule):
                 model.set_requires_gradient_sync(True)
         gc.collect()
 
-    def even_out(self, models: Sequence[nn.Module]) -> None:
+    def broadcast_buffers(self, models: Sequence[nn.Module]) -> None:
         """Give every rank the chief's buffers, such as running means."""
         broadcast([buffer for model in models for buffer in model.buffers()], self.device)
 
-    def rounds(self, batches: Iterable[Any], stopping: Callable[[], bool]) -> Rounds:
+    def eval_batches(self, batches: Iterable[Any], stopping: Callable[[], bool]) -> EvalBatches:
         """Return batches to evaluate, as many forward passes on every rank."""
-        return SharedRounds(batches, stopping, self._distributed, self._placed)
+        return CollectiveEvalBatches(batches, stopping, self._distributed, self._wrapped)
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
@@ -322,7 +322,7 @@ def _shares_weights(unit: nn.Module, model: nn.Module) -> bool:
 # Evaluation
 
 
-class SharedRounds(Rounds):
+class CollectiveEvalBatches(EvalBatches):
     """Batches of a rank that takes part in the forward passes of the others when it has none left.
 
     A forward pass gathers weights from all ranks, so all must compute equally many. One that has run out repeats the
@@ -344,12 +344,12 @@ class SharedRounds(Rounds):
     def __iter__(self) -> Iterator[Any]:
         hooks = [model.register_forward_pre_hook(self._remember, with_kwargs=True) for model in self._models]
         try:
-            yield from self._rounds()
+            yield from self._iterate()
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def _rounds(self) -> Iterator[Any]:
+    def _iterate(self) -> Iterator[Any]:
         batches, nothing = iter(self._batches), object()
         for number in itertools.count():
             batch = next(batches, nothing)

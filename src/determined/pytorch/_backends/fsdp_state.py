@@ -28,7 +28,7 @@ from determined.pytorch._backends.state_codec import (
 from determined.pytorch._optim.precision import parameters_of
 
 
-class SpreadState:
+class ShardedState:
     """State of which each rank has a part."""
 
     def __init__(self, mesh: DeviceMesh) -> None:

@@ -46,7 +46,7 @@ class Shards(Protocol):
         ...
 
 
-class Keeper(Protocol):
+class StateCodec(Protocol):
     """How this process keeps the state of models and optimizers."""
 
     def shards(self) -> Shards | None:
@@ -77,7 +77,7 @@ class Keeper(Protocol):
         ...
 
 
-class WholeState:
+class UnshardedState:
     """The state of models that every rank has whole."""
 
     def shards(self) -> Shards | None:

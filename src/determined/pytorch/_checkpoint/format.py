@@ -19,7 +19,7 @@ import torch
 from determined import errors, storage
 from determined._secrets import mask
 from determined._version import VERSION
-from determined.pytorch._backends.state_codec import SHARDS_FOLDER, Keeper, with_references
+from determined.pytorch._backends.state_codec import SHARDS_FOLDER, StateCodec, with_references
 from determined.pytorch._checkpoint import code, identity, legacy, objects
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data import rng
@@ -46,7 +46,7 @@ def snapshot(context: PyTorchTrialContext) -> dict[str, Any]:
 def restore(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
     """Put everything wrapped into a saved state; random numbers are left to `restore_rng`."""
     restore_models(context, state)
-    optimizers = [_OptimizerLoader(optimizer, context.backend.keeper) for optimizer in context.optimizers]
+    optimizers = [_OptimizerLoader(optimizer, context.backend.codec) for optimizer in context.optimizers]
     _load_each("optimizers_state_dict", optimizers, state)
     _load_each("lr_schedulers_state_dict", context.lr_schedulers, state)
     context.precision.load_state_dict(state)
@@ -54,14 +54,14 @@ def restore(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
 
 def load_models(context: PyTorchTrialContext, state: dict[str, Any], rules: objects.Rules) -> None:
     """Put the weights of a checkpoint that was just read into the models. All ranks must call this."""
-    models = context.backend.keeper.attach(state["models_state_dict"])
+    models = context.backend.codec.attach(state["models_state_dict"])
     state["models_state_dict"] = objects.decode(models, rules, ("models_state_dict",))
     restore_models(context, state)
 
 
 def restore_models(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
     """Put saved weights into the models, and saved values into the parameters that belong to none."""
-    _load_each("models_state_dict", [_ModelLoader(model, context.backend.keeper) for model in context.models], state)
+    _load_each("models_state_dict", [_ModelLoader(model, context.backend.codec) for model in context.models], state)
     free_parameters.restore(context, state)
 
 
@@ -81,12 +81,12 @@ class _ModelLoader:
     """Loads weights into a model, whether or not they were saved from one wrapped for several processes."""
 
     model: torch.nn.Module
-    keeper: Keeper
+    codec: StateCodec
 
     def load_state_dict(self, weights: Mapping[str, Any]) -> None:
         # A model may have a child that is called `module` itself.
         fits = weights.keys() <= self.model.state_dict().keys()
-        self.model.load_state_dict(self.keeper.fit_model(self.model, weights if fits else without_prefix(weights)))
+        self.model.load_state_dict(self.codec.fit_model(self.model, weights if fits else without_prefix(weights)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,10 +94,10 @@ class _OptimizerLoader:
     """Loads the state of an optimizer, whether or not its parameters are spread over ranks as they were."""
 
     optimizer: torch.optim.Optimizer
-    keeper: Keeper
+    codec: StateCodec
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        fitting = dict(self.keeper.fit_optimizer(self.optimizer, state))
+        fitting = dict(self.codec.fit_optimizer(self.optimizer, state))
         if isinstance(saved := fitting.get("param_groups"), list) and len(saved) == len(self.optimizer.param_groups):
             # How an optimizer steps is the business of this run, not of the one that saved.
             pairs = zip(saved, self.optimizer.param_groups, strict=True)
@@ -144,12 +144,12 @@ def models_state(context: PyTorchTrialContext) -> dict[str, Any]:
 
 def gradients(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
     """Return gradients that outlive the batch, as those between aggregated steps do."""
-    return context.backend.keeper.gradients(context.models) | free_parameters.gradients(context)
+    return context.backend.codec.gradients(context.models) | free_parameters.gradients(context)
 
 
 def restore_gradients(context: PyTorchTrialContext, saved: Mapping[str, torch.Tensor]) -> None:
     """Put back what `gradients` returned, and drop all others."""
-    context.backend.keeper.restore_gradients(context.models, saved, unreduced=context.aggregation_frequency > 1)
+    context.backend.codec.restore_gradients(context.models, saved, unreduced=context.aggregation_frequency > 1)
     free_parameters.restore_gradients(context, saved)
 
 

@@ -84,8 +84,8 @@ def share_of(context: PyTorchTrialContext, state: Mapping[str, Any]) -> dict[str
     per_rank: list[dict[str, Any]] = [chief, *loop.get("others", [])]
     if len(per_rank) == ranks.size:
         own = per_rank[ranks.rank]
-        return own | {"gradients": context.backend.keeper.attach(own["gradients"])}
-    gradients = context.backend.keeper.attach([one["gradients"] for one in per_rank])
+        return own | {"gradients": context.backend.codec.attach(own["gradients"])}
+    gradients = context.backend.codec.attach([one["gradients"] for one in per_rank])
     return _merged(per_rank, gradients, context)
 
 

@@ -235,9 +235,9 @@ class Saver:
         """
         program = self._program  # found on this thread: git must not be started while another forks workers
         self._progress.last_ckpt = self._progress.batches_trained
-        shards = self._context.backend.keeper.shards()
+        shards = self._context.backend.codec.shards()
         if shards is not None:
-            self._context.backend.even_out(self._context.models)
+            self._context.backend.broadcast_buffers(self._context.models)
         per_rank = run_state.gather(
             self._context, {name: part.state_dict() for name, part in self._rank_parts.items()}, shards
         )
@@ -292,7 +292,7 @@ class Saver:
                 fresh |= states()
         self._rules = checkpoint_format.rules_of(self._trial_class, fresh)
         callbacks = objects.Encoder().encode({"callbacks": fresh["callbacks"]})
-        shards = self._context.backend.keeper.shards()
+        shards = self._context.backend.codec.shards()
         checkpoint_format.check(callbacks if shards is None else shards.take(callbacks, ""))
 
     def completed(self) -> str | None:
@@ -320,7 +320,7 @@ class Saver:
     def restore(self, saved: Saved) -> None:
         """Put the run into a saved state, all but random numbers, which opening the data may still draw."""
         whole = {name: value for name, value in saved.state.items() if name not in ("loop", "gradients")}
-        whole = self._context.backend.keeper.attach(whole)
+        whole = self._context.backend.codec.attach(whole)
         with checkpoint_format.reading(saved.path):
             saved.state.update(objects.decode(whole, self._rules))
         self._callbacks.run("on_checkpoint_load_start", saved.state)

@@ -114,7 +114,7 @@ def _train(
     share = _share_of(context, stream, progress, saved)
     plan = settings.plan(stream.epochs, progress.batches_trained)
     display = display_for(context.distributed, progress, plan, _length_of(trial))
-    if context.experimental.fuses_optimizers and not context.backend.computes_together:
+    if context.experimental.fuses_optimizers and not context.backend.forward_is_collective:
         fuse(context.optimizers, context.models, display.say)
     policy = _policy(context, settings, display)
     window = MetricWindow()

@@ -80,13 +80,13 @@ class Validation:
         self._set_training(False)
         self._context.reset_reducers()
         self._callbacks.run("on_validation_start")
-        self._context.backend.even_out(self._context.models)
+        self._context.backend.broadcast_buffers(self._context.models)
         metrics = self._evaluate_batches() if self._by_batch else self._evaluate_all()
         return metrics | self._context.reduce_metrics(for_training=False)
 
     def _evaluate_all(self) -> dict[str, Any]:
         # Where a forward pass needs all ranks, all evaluate the same.
-        evaluates = self._context.distributed.is_chief or self._context.backend.computes_together
+        evaluates = self._context.distributed.is_chief or self._context.backend.forward_is_collective
         metrics = self._evaluated_whole() if evaluates else {}
         return self._context.distributed.broadcast(metrics)
 
@@ -122,8 +122,8 @@ class Validation:
         """Return the metrics of this rank's batches; None if it was asked to stop."""
         evaluate, move = evaluate_batch_of(self._trial), self._context.batch_mover()
         window = MetricWindow()
-        rounds = self._context.backend.rounds(batches, self._stopping)
-        for index, batch in enumerate(rounds):
+        eval_batches = self._context.backend.eval_batches(batches, self._stopping)
+        for index, batch in enumerate(eval_batches):
             metrics = evaluate(move(batch), index)
             if type(metrics) is not dict:
                 _check_output(metrics)
@@ -136,7 +136,7 @@ class Validation:
                 )
             window.add(metrics)
             self.batches_seen += 1
-        return None if rounds.stopped else window.take()
+        return None if eval_batches.stopped else window.take()
 
 
 def _check_names(per_rank: Sequence[BatchColumns]) -> None:

@@ -66,7 +66,7 @@ def graphed(
 def _obstacle(context: PyTorchTrialContext) -> str | None:
     if context.device.type != "cuda":
         return "they need a CUDA GPU"
-    if context.distributed.size > 1 or context.backend.computes_together:
+    if context.distributed.size > 1 or context.backend.forward_is_collective:
         return "they are for training in one process"
     for parameter in itertools.chain.from_iterable(map(parameters_of, context.optimizers)):
         if not parameter.is_cuda:
