@@ -126,10 +126,6 @@ def _warm_up(libraries: Sequence[str]) -> None:
             importlib.import_module(name)
     if threading.active_count() > 1:  # which nothing that is forked would have, so it shall be started anew
         sys.modules.pop(PRELOADED[0], None)
-    if PRELOADED[0] in sys.modules:
-        from determined.pytorch._checkpoint.code import take_for_libraries
-
-        take_for_libraries(sys.modules)
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
         # What libraries opened here is not for each trial to take apart.
         finalizer.atexit = False

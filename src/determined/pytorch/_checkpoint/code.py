@@ -11,25 +11,17 @@ import subprocess
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from determined._secrets import mask_variables_in_file
 
 logger = logging.getLogger("determined.pytorch")
 
-LARGEST_FILE = 1 << 20
-LARGEST_TOTAL = 32 << 20
-_DEEPEST = 100  # folders whose names are looked at one by one, recursively
+MAX_FILE_BYTES = 1 << 20
+MAX_TOTAL_BYTES = 32 << 20
 _PACKAGES = ("site-packages", "dist-packages")
-_LIBRARY = pathlib.Path(__file__).resolve().parents[1]
-
-_libraries: set[str] = set()  # names of modules
-
-
-def take_for_libraries(modules: Iterable[str]) -> None:
-    """Let modules be known as none of the program's, as those that were imported before the program was chosen."""
-    _libraries.update(set(modules) - {"__main__"})
+_LIBRARY = pathlib.Path(__file__).resolve().parents[2]
 
 
 class Program(NamedTuple):
@@ -39,11 +31,11 @@ class Program(NamedTuple):
     """The folder of the whole program; None for a class without a file, or from an installed package."""
     module: str
     import_paths: tuple[str, ...] = ()
-    """The folders that the program imports from, relative to `root`, in the order of the search."""
+    """The folders that the program imports from, relative to `root`, in the order of `sys.path`."""
 
 
 def import_name(module: str) -> str:
-    """Return the name that a module can be imported by; the script that runs counts as the module of its name."""
+    """Return the name that a module can be imported by: for the script that runs, the name of its file."""
     main = sys.modules.get(module)
     file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if module != "__main__" or not file:
@@ -52,33 +44,29 @@ def import_name(module: str) -> str:
 
 
 def imported_module(name: str) -> types.ModuleType | None:
-    """Return the module that `import_name` gives a name; None if it is not imported."""
+    """Return the module that `import_name` gives this name; None if it is not imported."""
     return sys.modules.get("__main__" if import_name("__main__") == name else name)
 
 
-def program_modules(trial_class: type) -> list[str]:
-    """Return the names of the modules that belong to the program of a trial and are imported, without its libraries."""
-    root = program_of(trial_class).root
-    if root is None:
-        return [module_of(trial_class)]
-    belongs = _membership(root, [])
-    below = {name for name, path in _modules_below(root) if belongs(path.parent.relative_to(root))}
-    return sorted({module_of(trial_class), *below})
-
-
 def module_of(trial_class: type) -> str:
-    """Return the name of the module that a class can be imported from; a script counts as the module of its name."""
+    """Return the name of the module that a class can be imported from."""
     return import_name(trial_class.__module__)
 
 
+def program_modules(trial_class: type) -> list[str]:
+    """Return the names of the imported modules that belong to a trial's program, without its libraries."""
+    root = program_of(trial_class).root
+    return sorted({module_of(trial_class), *(_imported(root) if root else ())})
+
+
 def program_of(trial_class: type) -> Program:
-    """Return where a trial class can be imported from; a script counts as the module of its name."""
+    """Return where a trial class can be imported from."""
     name = module_of(trial_class)
     file = getattr(sys.modules.get(trial_class.__module__), "__file__", None)
     if not file:
         return Program(None, name)
     own = _import_root(name, pathlib.Path(file).resolve())
-    if _is_installed(own):
+    if own.name in _PACKAGES or own in {pathlib.Path(path).resolve() for path in sysconfig.get_paths().values()}:
         return Program(None, name)
     root = _git_root(own) or _common_root(own)
     entries = _import_folders(root)
@@ -89,25 +77,35 @@ def program_of(trial_class: type) -> Program:
 def program_files(root: pathlib.Path, left_out: Iterable[pathlib.Path]) -> list[pathlib.Path]:
     """Return the program's own files below its folder, as relative paths.
 
-    Those that git tracks and the modules imported from there; never what is in `left_out`, in an installation
-    of Python or too large.
+    These are the files that git tracks and the imported modules, except those below `left_out`, in an installation of
+    Python, or larger than `MAX_FILE_BYTES`. If all together exceed `MAX_TOTAL_BYTES`, only the modules are returned.
     """
     belongs = _membership(root, left_out)
-    files = sorted(path for path in _tracked(root) | _imported(root) if _is_plain(root / path) and belongs(path.parent))
-    kept = [path for path in files if (root / path).stat().st_size <= LARGEST_FILE]
-    if len(kept) < len(files):
-        skipped = sorted(set(files) - set(kept))
+    modules = {path.relative_to(root) for path in _imported(root).values()}
+    files = [path for path in sorted(_tracked(root) | modules) if _is_plain(root / path) and belongs(path.parent)]
+    sizes = {path: (root / path).stat().st_size for path in files}
+    if too_large := [path for path, size in sizes.items() if size > MAX_FILE_BYTES]:
         logger.warning(
             "Checkpoints leave out %d file(s) of the program over %d KiB, the first being %s.",
-            len(skipped),
-            LARGEST_FILE >> 10,
-            skipped[0],
+            len(too_large),
+            MAX_FILE_BYTES >> 10,
+            too_large[0],
         )
-    return _within_total(root, kept)
+    kept = [path for path, size in sizes.items() if size <= MAX_FILE_BYTES]
+    if sum(sizes[path] for path in kept) <= MAX_TOTAL_BYTES:
+        return kept
+    kept = [path for path in kept if path in modules]
+    logger.warning(
+        "The program below %s is larger than %d MiB, so checkpoints hold only the %d modules that it imported.",
+        root,
+        MAX_TOTAL_BYTES >> 20,
+        len(kept),
+    )
+    return kept
 
 
 def copy_program(root: pathlib.Path, files: Iterable[pathlib.Path], target: pathlib.Path) -> None:
-    """Copy the files into a folder, keeping their places, but configs without values of environment variables."""
+    """Copy the files into a folder under the same relative paths; mask environment variables in config files."""
     for path in files:
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -121,20 +119,35 @@ def copy_program(root: pathlib.Path, files: Iterable[pathlib.Path], target: path
 
 
 def _import_root(name: str, file: pathlib.Path) -> pathlib.Path:
+    """Return the folder that a module was imported from: for a package's module, the one that holds the package."""
     parents = file.parents
     return parents[min(name.count(".") + (file.name == "__init__.py"), len(parents) - 1)]
 
 
 def _git_root(folder: pathlib.Path) -> pathlib.Path | None:
     """Return the top of the git repository that tracks something in a folder."""
-    if not _tracked(folder):  # as a home folder whose settings are in git, but not this program
+    if not _tracked(folder):  # as in a home folder whose settings are in git, but not this program
         return None
     top = pathlib.Path(os.fsdecode(_git("rev-parse", "--show-toplevel", folder=folder)).rstrip("\n"))
     return top if folder.is_relative_to(top) else None
 
 
+def _tracked(root: pathlib.Path) -> set[pathlib.Path]:
+    names = os.fsdecode(_git("ls-files", "-z", folder=root)).split("\0")
+    return {pathlib.Path(name) for name in names if name}
+
+
+def _git(*command: str, folder: pathlib.Path) -> bytes:
+    """Return what git prints; nothing if there is no git, or no repository."""
+    try:
+        done = subprocess.run(["git", *command], cwd=folder, capture_output=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return b""
+    return done.stdout if done.returncode == 0 else b""
+
+
 def _common_root(own: pathlib.Path) -> pathlib.Path:
-    """Return the folder that holds all that was imported from the working folder, if that holds the trial."""
+    """Return the folder that holds everything imported from the working folder, if that holds the trial."""
     try:
         working = pathlib.Path.cwd()
     except FileNotFoundError:  # somebody removed it
@@ -144,67 +157,48 @@ def _common_root(own: pathlib.Path) -> pathlib.Path:
 
 
 def _import_folders(root: pathlib.Path) -> list[pathlib.Path]:
-    """Return the folders below `root` from which modules were imported, in the order of the search."""
-    belongs = _membership(root, [])
-    used = {_import_root(name, file) for name, file in _modules_below(root)}
+    """Return the folders below `root` from which the program's modules were imported, in the order of `sys.path`."""
+    used = {_import_root(name, file) for name, file in _imported(root).items()}
     entries = dict.fromkeys(pathlib.Path(entry).resolve() for entry in sys.path if os.path.isdir(entry or "."))
     # The root of a package may lie above, where the working folder is one of the package's own.
-    below = [entry for entry in entries if entry in used and entry.is_relative_to(root)]
-    return [entry for entry in below if belongs(entry.relative_to(root))]
+    return [entry for entry in entries if entry in used and entry.is_relative_to(root)]
 
 
-def _git(*command: str, folder: pathlib.Path) -> bytes:
-    """Return what git answers; nothing if there is no git, or no repository."""
-    try:
-        answer = subprocess.run(["git", *command], cwd=folder, capture_output=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return b""
-    return answer.stdout if answer.returncode == 0 else b""
-
-
-def _tracked(root: pathlib.Path) -> set[pathlib.Path]:
-    names = os.fsdecode(_git("ls-files", "-z", folder=root)).split("\0")
-    return {pathlib.Path(name) for name in names if name}
-
-
-def _imported(root: pathlib.Path) -> set[pathlib.Path]:
-    return {file.relative_to(root) for _, file in _modules_below(root)}
-
-
-def _modules_below(root: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
-    # Some thousand modules share few folders, and most of those are elsewhere: told before paths are made.
-    for name in sys.modules.keys() - _libraries:
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if not file or not file.endswith(".py"):
+def _imported(root: pathlib.Path) -> dict[str, pathlib.Path]:
+    """Return the files of the program's imported modules below a folder, by the names of the modules."""
+    belongs = _membership(root)
+    # Most of some thousand modules are installed ones: their names tell, before any path is resolved.
+    installed = tuple(f"{folder}{os.sep}" for folder in _installations() if not root.is_relative_to(folder))
+    found: dict[str, pathlib.Path] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not file or not file.endswith(".py") or file.startswith(installed):
             continue
-        folder = _real(os.path.dirname(file))
-        if not folder.startswith(str(root)):
-            continue
-        path = pathlib.Path(folder, os.path.basename(file))
-        if path.is_relative_to(root) and not path.is_relative_to(_LIBRARY):
-            yield import_name(name), path
+        path = pathlib.Path(_real(os.path.dirname(file)), os.path.basename(file))
+        if path.is_relative_to(root) and belongs(path.parent.relative_to(root)):
+            found[import_name(name)] = path
+    return found
+
+
+_real = functools.cache(os.path.realpath)
 
 
 @functools.cache
-def _real(folder: str) -> str:
-    """Return a folder without symbolic links, as `os.path.realpath` does, with one look at each part of a path."""
-    parent, name = os.path.split(folder)
-    is_plain = name not in ("", ".", "..") and parent.startswith(os.sep) and not os.path.islink(folder)
-    if not is_plain or folder.count(os.sep) > _DEEPEST:
-        return os.path.realpath(folder)
-    return os.path.join(_real(parent), name)
+def _installations() -> frozenset[str]:
+    """Return the folders of this Python, its packages and this library, as they are named and without links."""
+    named = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), str(_LIBRARY)}
+    return frozenset(named | {os.path.realpath(folder) for folder in named})
 
 
-def _membership(root: pathlib.Path, left_out: Iterable[pathlib.Path]) -> Callable[[pathlib.Path], bool]:
-    """Return the function that says of a folder, given relative to `root`, whether its files are the program's."""
-    installed = map(pathlib.Path, (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values()))
-    folders = {folder.resolve() for folder in (*left_out, *installed, _LIBRARY)}
-    # What holds the program itself cannot be meant.
-    banned = {folder for folder in folders if not root.is_relative_to(folder)}
+def _membership(root: pathlib.Path, left_out: Iterable[pathlib.Path] = ()) -> Callable[[pathlib.Path], bool]:
+    """Return a function that tells of a folder, given relative to `root`, whether its files are the program's."""
+    folders = {folder.resolve() for folder in (*left_out, *map(pathlib.Path, _installations()))}
+    # A folder that holds the program itself cannot be meant.
+    foreign = {folder for folder in folders if not root.is_relative_to(folder)}
 
     @functools.cache
     def is_foreign(folder: pathlib.Path) -> bool:
-        return root / folder in banned or _is_environment(root / folder)
+        return root / folder in foreign or _is_environment(root / folder)
 
     return lambda folder: not any(is_foreign(one) for one in (folder, *folder.parents) if one != pathlib.Path())
 
@@ -215,21 +209,3 @@ def _is_plain(path: pathlib.Path) -> bool:
 
 def _is_environment(folder: pathlib.Path) -> bool:
     return folder.name in _PACKAGES or any((folder / mark).exists() for mark in ("pyvenv.cfg", "conda-meta"))
-
-
-def _within_total(root: pathlib.Path, files: list[pathlib.Path]) -> list[pathlib.Path]:
-    if sum((root / path).stat().st_size for path in files) <= LARGEST_TOTAL:
-        return files
-    modules = sorted(_imported(root).intersection(files))
-    logger.warning(
-        "The program below %s is larger than %d MiB, so checkpoints hold only the %d modules that it imported.",
-        root,
-        LARGEST_TOTAL >> 20,
-        len(modules),
-    )
-    return modules
-
-
-def _is_installed(root: pathlib.Path) -> bool:
-    places = {pathlib.Path(path).resolve() for path in sysconfig.get_paths().values()}
-    return root in places or root.name in _PACKAGES
