@@ -16,7 +16,10 @@ SOURCES = pathlib.Path(__file__).parents[2] / "src" / "determined"
 # Low to high. A module imports from lower rows and from its own package, never from others in its row.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
-        {"errors", "_version", "_text", "_secrets", "_parent", "_processes", "_gone", "_packages", "util", "horovod"}
+        {
+            *("errors", "_version", "_text", "_secrets", "_parent", "_processes", "_slurm", "_gone", "_packages"),
+            *("util", "horovod"),
+        }
     ),
     frozenset({"_home", "_import", "keras", "searcher", "transformers"}),
     frozenset({"storage", "tracking", "tensorboard"}),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from determined._info import ClusterInfo
+from determined._slurm import translate_slurm
 from determined.launch._command import MODULE, UsageError
 from determined.launch._supervisor import say
 
@@ -47,8 +48,6 @@ def _of_runner(info: ClusterInfo) -> dict[str, Any]:
 
 
 def _of_slurm(environment: Mapping[str, str]) -> dict[str, Any]:
-    from determined.pytorch._backends.process_group import translate_slurm
-
     # A batch script may have set the size for the ranks that are to be started here.
     variables = {name: value for name, value in environment.items() if name != "WORLD_SIZE"}
     translate_slurm(variables)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from determined.pytorch._backends.process_group import tasks_per_node, translate_slurm
+from determined._slurm import tasks_per_node, translate_slurm
 
 # As of a step `srun --nodes=4 --ntasks=7 --gpus-per-node=2`, on the second machine of it.
 STEP = {
