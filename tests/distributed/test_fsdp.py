@@ -645,7 +645,7 @@ def test_mistakes_are_told_with_their_remedy() -> None:
         "use_fsdp() came after wrap_model()",
         "chooses no module with weights inside Sequential, which has ['Linear', 'Sequential']",
         "use_fsdp(units=3): pass classes of modules",
-        "got 3, not a class of modules",
+        "use_fsdp(units=[3]): pass classes of modules",
         "pass torch.bfloat16",
         "offload_to_cpu=True",
         "use_ddp() does not go together with use_fsdp()",

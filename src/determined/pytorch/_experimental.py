@@ -127,13 +127,12 @@ class PyTorchExperimentalContext:
             )
         from determined.pytorch._backends import fsdp
 
-        options = fsdp.options_of(
+        options = fsdp.Options(
             units=units,
             mixed_precision=mixed_precision,
             activation_checkpointing=activation_checkpointing,
             reshard_after_forward=reshard_after_forward,
             offload_to_cpu=offload_to_cpu,
-            device=self._parent.device,
         )
         self._parent.backend = fsdp.Sharded(self._parent.device, self._parent.distributed, options)
 

@@ -1,28 +1,34 @@
-"""Where a trial trains: which device, and how models get there."""
+"""What a backend does: the device to train on, how models get there, and how their state gets into checkpoints."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from determined.pytorch._backends.state_codec import StateCodec, UnshardedState
+from determined.pytorch._backends.shards import Reference, with_tensors
+
+if TYPE_CHECKING:
+    from determined.pytorch._backends.fsdp_state import ShardWriter
+
+UNREDUCED = " (unreduced)"
+"""Suffix of the name of a gradient of one rank that is still to be averaged over all, beside one that is."""
 
 StepsNow = Callable[[], bool]
 
 
 class EvalBatches:
-    """Batches to evaluate, up to the one after which somebody wants to stop."""
+    """Batches to evaluate, up to the one after which a rank wants to stop."""
 
     def __init__(self, batches: Iterable[Any], stopping: Callable[[], bool]) -> None:
         self._batches = batches
         self._stopping = stopping
         self.stopped = False
-        """Whether it ended before the batches did."""
+        """Whether iteration ended before the batches did."""
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._batches:
@@ -32,136 +38,101 @@ class EvalBatches:
                 return
 
 
-class Backend(Protocol):
-    """How this process trains, alone or with others."""
+class StateCodec:
+    """How the state of models and optimizers gets into a checkpoint and out of it: unsharded, every rank has all."""
 
-    device: torch.device
-    forward_is_collective: bool
+    def shards(self) -> ShardWriter | None:
+        """Return where to put tensors that ranks share; None where every rank has all."""
+        return None
+
+    def attach(self, value: Any) -> Any:
+        """Return nested values with the tensors that references in them stand for."""
+        return with_tensors(value, functools.cache(self._read))
+
+    def fit_model(self, model: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return saved weights in the form that the model takes."""
+        return weights
+
+    def fit_optimizer(self, optimizer: Optimizer, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the saved state of an optimizer in the form that it takes."""
+        return state
+
+    def gradients(self, models: Sequence[nn.Module]) -> dict[str, Tensor]:
+        """Return the gradients that there are, as between aggregated steps."""
+        return {name: parameter.grad for name, parameter in named(models) if parameter.grad is not None}
+
+    def restore_gradients(self, models: Sequence[nn.Module], saved: Mapping[str, Tensor], unreduced: bool) -> None:
+        """Restore what `gradients` returned, and drop all other gradients.
+
+        `unreduced` tells whether unsharded gradients are those of one rank, still to be averaged over all.
+        """
+        for name, parameter in named(models):
+            gradient = saved.get(name)
+            if (own := saved.get(name + UNREDUCED)) is not None:  # of a run with sharded models
+                gradient = own if gradient is None else gradient + own
+            parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
+
+    def _read(self, reference: Reference) -> Tensor:
+        return reference.tensor.read()
+
+
+def named(models: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters of several models, by number and name."""
+    for index, model in enumerate(models):
+        for name, parameter in model.named_parameters():
+            yield f"{index}.{name}", parameter
+
+
+class Backend:
+    """How this process trains. The methods here do what a process without others needs; subclasses add the ranks."""
+
+    codec = StateCodec()
+    forward_is_collective = False
     """Whether a forward pass needs all ranks."""
 
-    @property
-    def codec(self) -> StateCodec:
-        """How the state of models gets into checkpoints."""
-        ...
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the model, ready to train on the device."""
-        ...
+        return model.to(self.device)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return what was given to `wrap`."""
-        ...
+        return model
 
     def configure(self, options: dict[str, Any], sync_batch_norm: bool) -> None:
         """Use these options of DDP, if there are other ranks."""
-        ...
 
     def start(
         self, models: Sequence[nn.Module], steps_now: StepsNow | None, compressed: Sequence[nn.Parameter]
     ) -> Callable[[], None] | None:
         """Train models together with the other ranks from now on.
 
-        Gradients are exchanged in batches for which `steps_now` says so; those of compressed parameters in half
-        precision. What is returned is to be called before the first step.
+        Gradients are exchanged in batches for which `steps_now` returns True; those of compressed parameters in half
+        precision. Returns a check to call before the first step, if there is one.
         """
-        ...
+        return None
 
     def stop(self) -> None:
         """End what `start` began."""
-        ...
 
     def broadcast_buffers(self, models: Sequence[nn.Module]) -> None:
-        """Give every rank the chief's buffers."""
-        ...
+        """Give every rank the chief's buffers, such as running means."""
 
     def share(self, parameters: Sequence[nn.Parameter]) -> Callable[[Sequence[nn.Parameter]], None] | None:
-        """Give parameters that belong to no model the chief's values; return what averages gradients of such ones.
+        """Give parameters of no model the chief's values; return a function that averages gradients of such parameters.
 
         None if there are no other ranks.
         """
-        ...
+        return None
 
     def accept(self, optimizer: Optimizer) -> None:
         """Refuse an optimizer that cannot step here."""
-        ...
 
     def check_apex(self, half_weights: bool) -> None:
         """Refuse a level of apex that cannot work here."""
-        ...
 
     def eval_batches(self, batches: Iterable[Any], stopping: Callable[[], bool]) -> EvalBatches:
         """Return batches to evaluate without gradients."""
-        ...
-
-
-class Whole:
-    """What holds wherever a process has whole models."""
-
-    forward_is_collective = False
-
-    @property
-    def codec(self) -> StateCodec:
-        """How the state of models gets into checkpoints: as it is."""
-        return UnshardedState()
-
-    def accept(self, optimizer: Optimizer) -> None:
-        """Take any optimizer."""
-
-    def check_apex(self, half_weights: bool) -> None:
-        """Take any level."""
-
-    def eval_batches(self, batches: Iterable[Any], stopping: Callable[[], bool]) -> EvalBatches:
-        """Return the batches: each rank evaluates its own by itself."""
         return EvalBatches(batches, stopping)
-
-
-class Alone(Whole):
-    """What a process does that has no others to train with: nothing."""
-
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the model."""
-        return model
-
-    def configure(self, options: dict[str, Any], sync_batch_norm: bool) -> None:
-        """Leave options aside."""
-
-    def start(
-        self, models: Sequence[nn.Module], steps_now: StepsNow | None, compressed: Sequence[nn.Parameter]
-    ) -> Callable[[], None] | None:
-        """Begin nothing."""
-        return None
-
-    def share(self, parameters: Sequence[nn.Parameter]) -> Callable[[Sequence[nn.Parameter]], None] | None:
-        """Share nothing."""
-        return None
-
-    def stop(self) -> None:
-        """End nothing."""
-
-    def broadcast_buffers(self, models: Sequence[nn.Module]) -> None:
-        """Leave buffers as they are."""
-
-
-class SingleProcess(Alone):
-    """One process on one device: the first GPU if there is one, else the CPU."""
-
-    def __init__(self) -> None:
-        self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the model, on the device."""
-        return model.to(self.device)
-
-
-def cuda_device(local_rank: int) -> torch.device:
-    """Return the GPU of a process."""
-    count = torch.cuda.device_count()
-    if count == 1 and "SLURM_PROCID" in os.environ:  # each task of `srun --gpus-per-task=1` sees its own GPU alone
-        return torch.device("cuda", 0)
-    if local_rank >= count:
-        raise RuntimeError(
-            f"This machine has {count} GPUs, but the process of local rank {local_rank} needs one of its own; start "
-            f"{count} processes on it (torchrun --nproc-per-node {count}), or set CUDA_VISIBLE_DEVICES='' to train on "
-            "the CPU."
-        )
-    return torch.device("cuda", local_rank)

@@ -1,4 +1,4 @@
-"""Models of which every rank has a copy, kept equal by DDP."""
+"""Models of which every rank has a replica, kept equal by DDP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from determined import errors
-from determined.pytorch._backends.base import Alone, StepsNow, Whole
+from determined.pytorch._backends.base import Backend, StepsNow
 
 _BROADCAST_BYTES = 32 * 2**20
 _AnyTensor = TypeVar("_AnyTensor", bound=Tensor)
@@ -24,14 +24,14 @@ _UNUSED_PARAMETERS = "Expected to have finished reduction in the prior iteration
 class Replicated(nn.Module):
     """A model whose gradients are averaged over all ranks while a trial trains.
 
-    It answers for the attributes of the module inside, and its weights have the names that they have there. Without
-    gradients it computes alone: ranks need not evaluate equally many batches.
+    Attributes and names of weights are those of the module inside. Without gradients it computes by itself: ranks may
+    evaluate different numbers of batches.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        self._keep_engine(None)
+        self.engage(None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module returns; with gradients, backward then averages them over all ranks."""
@@ -50,13 +50,11 @@ class Replicated(nn.Module):
                 )
             raise
 
-    def engage(self, engine: DistributedDataParallel, steps_now: Callable[[], bool] | None) -> None:
-        """Average gradients by this engine; with `steps_now`, only in batches for which that says so."""
-        self._keep_engine(engine, steps_now)
-
-    def disengage(self) -> None:
-        """Let go of the engine."""
-        self._keep_engine(None)
+    def engage(self, engine: DistributedDataParallel | None, steps_now: StepsNow | None = None) -> None:
+        """Average gradients by this engine, or by none; with `steps_now`, only in batches for which that is True."""
+        # Past nn.Module, for which the engine would be a child with the same weights once more.
+        self.__dict__["_engine"] = engine, steps_now
+        self.__dict__["is_used"] = False
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the state of the module inside."""
@@ -86,17 +84,25 @@ class Replicated(nn.Module):
         # A copy, such as one for averaged weights, trains by itself.
         return {**self.__dict__, "_engine": (None, None)}
 
-    def _keep_engine(self, engine: DistributedDataParallel | None, steps_now: Callable[[], bool] | None = None) -> None:
-        # Past nn.Module, for which it would be a child with the same weights once more.
-        self.__dict__["_engine"] = engine, steps_now
-        self.__dict__["is_used"] = False
+
+class GroupBackend(Backend):
+    """One of several processes of a torch process group."""
+
+    def broadcast_buffers(self, models: Sequence[nn.Module]) -> None:
+        """Give every rank the chief's buffers, such as running means."""
+        broadcast([buffer for model in models for buffer in model.buffers()], self.device)
+
+    def share(self, parameters: Sequence[nn.Parameter]) -> Callable[[Sequence[nn.Parameter]], None] | None:
+        """Give parameters the chief's values; return a function that averages gradients over all ranks."""
+        broadcast(parameters, self.device)
+        return functools.partial(average_gradients, device=self.device)
 
 
-class Replicas(Whole):
-    """One of several processes that train copies of the same models."""
+class Replicas(GroupBackend):
+    """One of several processes that train replicas of the same models."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        super().__init__(device)
         self._options: dict[str, Any] = {}
         self._sync_batch_norm = False
         self._engaged: list[Replicated] = []
@@ -127,7 +133,7 @@ class Replicas(Whole):
     def start(
         self, models: Sequence[nn.Module], steps_now: StepsNow | None, compressed: Sequence[nn.Parameter]
     ) -> Callable[[], None] | None:
-        """Average the gradients of models from now on; those with compressed parameters are sent as fp16."""
+        """Average the gradients of models from now on, in fp16 for models with compressed parameters."""
         for model in models:
             if not isinstance(model, Replicated) or not any(p.requires_grad for p in model.parameters()):
                 continue
@@ -142,7 +148,7 @@ class Replicas(Whole):
         return self._check_use
 
     def _check_use(self) -> None:
-        """Refuse gradients that came about without the engine, so that every rank would go its own way."""
+        """Refuse gradients that were computed without the engine: the weights of the ranks would diverge."""
         for model in self._engaged:
             if not model.is_used and any(parameter.grad is not None for parameter in model.parameters()):
                 raise errors.InvalidExperimentException(
@@ -152,20 +158,16 @@ class Replicas(Whole):
                 )
 
     def stop(self) -> None:
-        """Let go of all that holds on to the process group, without which gloo can abort at its end."""
+        """Drop everything that refers to the process group: gloo can abort at its end otherwise."""
         for model in self._engaged:
-            model.disengage()
+            model.engage(None)
         self._engaged.clear()
         gc.collect()
 
-    def broadcast_buffers(self, models: Iterable[nn.Module]) -> None:
-        """Give every rank the chief's buffers, such as running means; training evens them out by itself."""
+    def broadcast_buffers(self, models: Sequence[nn.Module]) -> None:
+        """Give every rank the chief's buffers; in training, DDP does so."""
         if self._options.get("broadcast_buffers", True):
-            broadcast([buffer for model in models for buffer in model.buffers()], self.device)
-
-    def share(self, parameters: Sequence[nn.Parameter]) -> Callable[[Sequence[nn.Parameter]], None] | None:
-        """Give parameters the chief's values; return what averages the gradients of such ones over all ranks."""
-        return share(parameters, self.device)
+            super().broadcast_buffers(models)
 
     def _engine_of(self, module: nn.Module) -> DistributedDataParallel:
         # Without device_ids: inputs are on the device already.
@@ -177,10 +179,10 @@ class Replicas(Whole):
 
 
 def settle_buckets(engine: DistributedDataParallel) -> None:
-    """Let DDP arrange its buckets of gradients now, as the model alone decides.
+    """Let DDP arrange its buckets of gradients now, in an order that depends on the model alone.
 
     DDP does so after the first backward. A resumed run would sum its first step's gradients in another order than the
-    run without a break, and with three ranks or more the last bits would differ.
+    uninterrupted run, and with three ranks or more the last bits would differ.
     """
     parameters = [parameter for parameter in engine.module.parameters() if parameter.requires_grad]
     gradients = [parameter.grad for parameter in parameters]
@@ -197,26 +199,26 @@ def settle_buckets(engine: DistributedDataParallel) -> None:
 
 
 class _Touch(nn.Module):
-    """Uses every parameter, in their order, so that gradients of zero arrive in the reverse one."""
+    """Uses every parameter in order, so that gradients of zero arrive in the reverse order."""
 
     def __init__(self, module: nn.Module, parameters: list[nn.Parameter]) -> None:
         super().__init__()
-        self.named_buffers = module.named_buffers  # type: ignore[method-assign]  # DDP evens these out
+        self.named_buffers = module.named_buffers  # type: ignore[method-assign]  # DDP broadcasts these
         self._touched = parameters
 
     def forward(self) -> Tensor:
         return torch.stack([p.reshape(-1)[:1].abs().sum().float() * 0 for p in self._touched]).sum()
 
 
-class NoGroup(Alone):
+class NoGroup(Backend):
     """One of several processes that are known to each other, but not to `torch.distributed`."""
 
     def __init__(self, device: torch.device, size: int) -> None:
-        self.device = device
+        super().__init__(device)
         self._size = size
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Refuse the model: its copies would drift apart."""
+        """Refuse the model: its replicas would diverge."""
         raise errors.InvalidExperimentException(
             f"wrap_model({type(model).__name__}): init() got a DistributedContext of {self._size} processes, but "
             "torch.distributed has no process group by which they could average gradients. Call "
@@ -225,33 +227,27 @@ class NoGroup(Alone):
         )
 
 
-def share(parameters: Sequence[nn.Parameter], device: torch.device) -> Callable[[Sequence[nn.Parameter]], None]:
-    """Give parameters, wherever they are, the chief's values; return what averages gradients of such ones."""
-    broadcast(parameters, device)
-    return functools.partial(average_gradients, device=device)
-
-
 @torch.no_grad()
 def average_gradients(parameters: Sequence[nn.Parameter], device: torch.device) -> None:
-    """Give parameters the average of their gradients over all ranks, exchanged between tensors on a device.
+    """Average the gradients of parameters over all ranks, exchanged between tensors on a device.
 
-    A rank that has no gradient counts with zeros. One that no rank has stays away, so that optimizers skip it.
+    A missing gradient counts as zeros. Where no rank has one, it stays missing, so that optimizers skip it.
     """
-    for group in _by_type([parameter for parameter in parameters if parameter.requires_grad]):
+    for group in _by_dtype([parameter for parameter in parameters if parameter.requires_grad]):
         present = [parameter.grad is not None for parameter in group]
         gradients = [_dense_gradient(parameter) for parameter in group]
         counts = torch.tensor(present, dtype=group[0].dtype, device=device)
-        flat = torch.cat([*(gradient.reshape(-1).to(device) for gradient in gradients), counts])
-        flat.div_(dist.get_world_size())
-        dist.all_reduce(flat)
+        _exchange([*gradients, counts], device, _average)
         # Read only where it matters, since that waits for a GPU.
-        wanted = present if all(present) else flat[-len(group) :].tolist()
-        begin = 0
+        wanted = present if all(present) else counts.tolist()
         for parameter, gradient, is_there in zip(group, gradients, wanted, strict=True):
-            gradient.copy_(flat[begin : begin + gradient.numel()].view_as(gradient))
-            begin += gradient.numel()
             if is_there:
                 parameter.grad = gradient
+
+
+def _average(flat: Tensor) -> None:
+    flat.div_(dist.get_world_size())
+    dist.all_reduce(flat)
 
 
 def _dense_gradient(parameter: nn.Parameter) -> Tensor:
@@ -266,34 +262,26 @@ def _dense_gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def broadcast(tensors: Sequence[Tensor], device: torch.device) -> None:
-    """Give tensors the values that they have on the chief, several in one message between a device of each rank."""
-    for group in _by_type([tensor.detach() for tensor in tensors]):
-        for part in _parts(group):
-            _broadcast_together(part, device)
+    """Give tensors the values that they have on the chief, exchanged between tensors on a device."""
+    for group in _by_dtype([tensor.detach() for tensor in tensors]):
+        message: list[Tensor] = []
+        for tensor in group:
+            message.append(tensor)
+            if tensor is group[-1] or sum(one.nbytes for one in message) >= _BROADCAST_BYTES:
+                _exchange(message, device, functools.partial(dist.broadcast, src=0))
+                message = []
 
 
-def _by_type(tensors: Sequence[_AnyTensor]) -> Iterable[list[_AnyTensor]]:
-    by_type: dict[torch.dtype, list[_AnyTensor]] = {}
+def _by_dtype(tensors: Sequence[_AnyTensor]) -> Iterable[list[_AnyTensor]]:
+    by_dtype: dict[torch.dtype, list[_AnyTensor]] = {}
     for tensor in tensors:
-        by_type.setdefault(tensor.dtype, []).append(tensor)
-    return by_type.values()
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    return by_dtype.values()
 
 
-def _parts(tensors: list[Tensor]) -> Iterable[list[Tensor]]:
-    part: list[Tensor] = []
-    for tensor in tensors:
-        part.append(tensor)
-        if sum(one.nbytes for one in part) >= _BROADCAST_BYTES:
-            yield part
-            part = []
-    if part:
-        yield part
-
-
-def _broadcast_together(tensors: list[Tensor], device: torch.device) -> None:
+def _exchange(tensors: Sequence[Tensor], device: torch.device, collective: Callable[[Tensor], object]) -> None:
+    """Run a collective on tensors of one dtype in one message, and store the results in them."""
     flat = torch.cat([tensor.reshape(-1).to(device) for tensor in tensors])
-    dist.broadcast(flat, src=0)
-    begin = 0
-    for tensor in tensors:
-        tensor.copy_(flat[begin : begin + tensor.numel()].view_as(tensor))
-        begin += tensor.numel()
+    collective(flat)
+    for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))

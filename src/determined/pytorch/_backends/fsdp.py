@@ -1,8 +1,9 @@
-"""Models whose weights, gradients and optimizer state are spread over the ranks by FSDP2."""
+"""Models whose weights, gradients and optimizer state are sharded over the ranks by FSDP2."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import itertools
 import weakref
@@ -21,9 +22,8 @@ from torch.utils.checkpoint import checkpoint
 
 from determined import core, errors
 from determined.pytorch._backends.base import EvalBatches, StepsNow
-from determined.pytorch._backends.ddp import broadcast, share
+from determined.pytorch._backends.ddp import GroupBackend, broadcast
 from determined.pytorch._backends.fsdp_state import ShardedState
-from determined.pytorch._backends.state_codec import StateCodec
 from determined.pytorch._optim.precision import parameters_of
 
 Chooser = Callable[[nn.Module], bool]
@@ -34,40 +34,13 @@ _NOT_CALLED = (nn.ModuleList, nn.ModuleDict)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What `use_fsdp` was told, checked."""
+    """The arguments of `use_fsdp`."""
 
     units: Units | None
-    policy: MixedPrecisionPolicy
-    root_policy: MixedPrecisionPolicy
+    mixed_precision: torch.dtype | MixedPrecisionPolicy | None
     activation_checkpointing: bool
     reshard_after_forward: bool
     offload_to_cpu: bool
-
-
-def options_of(
-    *,
-    units: Any,
-    mixed_precision: Any,
-    activation_checkpointing: bool,
-    reshard_after_forward: bool,
-    offload_to_cpu: bool,
-    device: torch.device,
-) -> Options:
-    """Return the options of `use_fsdp`, or refuse those that cannot work."""
-    if offload_to_cpu:
-        _check_offloading(device)
-    policy = _policy(mixed_precision)
-    # As with use_amp, the loss is computed in full precision.
-    is_plain = isinstance(mixed_precision, torch.dtype)
-    root_policy = dataclasses.replace(policy, output_dtype=torch.float32) if is_plain else policy
-    return Options(
-        units=_checked_units(units),
-        policy=policy,
-        root_policy=root_policy,
-        activation_checkpointing=activation_checkpointing,
-        reshard_after_forward=reshard_after_forward,
-        offload_to_cpu=offload_to_cpu,
-    )
 
 
 def _check_offloading(device: torch.device) -> None:
@@ -83,7 +56,7 @@ def _check_offloading(device: torch.device) -> None:
         )
 
 
-def _policy(given: Any) -> MixedPrecisionPolicy:
+def _policy(given: torch.dtype | MixedPrecisionPolicy | None) -> MixedPrecisionPolicy:
     if given is None:
         return MixedPrecisionPolicy()
     if isinstance(given, MixedPrecisionPolicy):
@@ -96,39 +69,40 @@ def _policy(given: Any) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(param_dtype=given, reduce_dtype=torch.float32)
 
 
-def _checked_units(units: Any) -> Units | None:
-    classes = [units] if isinstance(units, type) else units
-    if isinstance(classes, (list, tuple, set, frozenset)):
-        for one in classes:
-            if not (isinstance(one, type) and issubclass(one, nn.Module)):
-                raise errors.InvalidExperimentException(f"use_fsdp(units=...) got {one!r}, not a class of modules.")
-        return tuple(classes)
-    if units is None or callable(units):
-        return units  # type: ignore[no-any-return]  # what it returns is checked where it is called
-    raise errors.InvalidExperimentException(
-        f"use_fsdp(units={units!r}): pass classes of modules, such as [Block], or a function of a module."
-    )
+def _chooser(units: Any) -> Chooser | None:
+    """Return a function that tells which modules are units; None for the default choice."""
+    if units is None or (callable(units) and not isinstance(units, type)):
+        return units
+    classes = tuple(units) if isinstance(units, (list, tuple, set, frozenset)) else (units,)
+    for one in classes:
+        if not (isinstance(one, type) and issubclass(one, nn.Module)):
+            raise errors.InvalidExperimentException(
+                f"use_fsdp(units={units!r}): pass classes of modules, such as [Block], or a function of a module; "
+                f"{one!r} is neither."
+            )
+    return lambda module: isinstance(module, classes)
 
 
-class Sharded:
+class Sharded(GroupBackend):
     """One of several processes that each have a part of every model."""
 
     forward_is_collective = True
 
     def __init__(self, device: torch.device, distributed: core.DistributedContext, options: Options) -> None:
-        self.device = device
-        self._distributed = distributed
+        super().__init__(device)
+        if options.offload_to_cpu:
+            _check_offloading(device)
+        self._policy = self._root_policy = _policy(options.mixed_precision)
+        if isinstance(options.mixed_precision, torch.dtype):  # as with use_amp, the loss is computed in full precision
+            self._root_policy = dataclasses.replace(self._policy, output_dtype=torch.float32)
+        self._is_unit = _chooser(options.units)
         self._options = options
+        self._distributed = distributed
         self._mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         self._wrapped: list[nn.Module] = []
         self._hooks: list[Any] = []
         self._replaced: list[weakref.ref[nn.Parameter]] = []
-        self._codec = ShardedState(self._mesh)
-
-    @property
-    def codec(self) -> StateCodec:
-        """How the state of models gets into checkpoints: in parts."""
-        return self._codec
+        self.codec = ShardedState(self._mesh)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the model, with this rank's part of the weights that the chief has."""
@@ -137,54 +111,46 @@ class Sharded:
                 f"wrap_model({type(model).__name__}): its weights are on the meta device, which holds none; build it "
                 "on the CPU. Each process then has the whole model in its memory, until wrap_model() returns."
             )
-        units = chosen_units(model, self._options.units)
+        units = chosen_units(model, self._is_unit)
         if self._options.activation_checkpointing:
             for unit in units or [model]:
-                unit.forward = _Recomputed(unit.forward)  # no wrapper, so that weights keep their names
+                # No wrapper, so that weights keep their names; a partial, so that a copy calls its own forward.
+                unit.forward = functools.partial(_recompute, unit.forward)
         self._replaced += map(weakref.ref, model.parameters())
         # One at a time, so that the device never has the whole model.
         for unit in [*reversed(units), model]:
-            self._spread(unit, is_root=unit is model)
+            self._shard(unit, is_root=unit is model)
         self._wrapped.append(model)
         return model
 
-    def _spread(self, module: nn.Module, *, is_root: bool) -> None:
+    def _shard(self, module: nn.Module, *, is_root: bool) -> None:
         whole = [tensor for tensor in _tensors(module) if not isinstance(tensor, DTensor)]
         for tensor in whole:
             tensor.data = tensor.data.to(self.device)
         broadcast(whole, self.device)
-        options = self._options
         fully_shard(
             module,
             mesh=self._mesh,
             # The weights of the root itself are the first that backward needs, so they stay.
-            reshard_after_forward=options.reshard_after_forward and not is_root,
-            mp_policy=options.root_policy if is_root else options.policy,
-            offload_policy=CPUOffloadPolicy() if options.offload_to_cpu else OffloadPolicy(),
+            reshard_after_forward=self._options.reshard_after_forward and not is_root,
+            mp_policy=self._root_policy if is_root else self._policy,
+            offload_policy=CPUOffloadPolicy() if self._options.offload_to_cpu else OffloadPolicy(),
         )
 
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the model, which is spread in place."""
-        return model
-
     def accept(self, optimizer: Optimizer) -> None:
-        """Refuse an optimizer of weights that a model had before it was spread; let mixed groups step one by one."""
+        """Refuse an optimizer of weights that a model had before it was sharded; step mixed groups one by one."""
         replaced = {id(parameter) for reference in self._replaced if (parameter := reference()) is not None}
         stale = sum(id(parameter) in replaced for parameter in parameters_of(optimizer))
         if stale:
             raise errors.InvalidExperimentException(
                 f"wrap_optimizer({type(optimizer).__name__}): {stale} of its parameters are those that a model had "
-                "before use_fsdp() spread it over the ranks. wrap_model() gives the model new ones: make the optimizer "
-                "after it, from self.model.parameters()."
+                "before use_fsdp() sharded it over the ranks. wrap_model() gives the model new ones: make the "
+                "optimizer after it, from self.model.parameters()."
             )
         for group in optimizer.param_groups:
             kinds = {isinstance(parameter, DTensor) for parameter in group["params"]}
             if len(kinds) > 1 and group.get("foreach", False) is None and not group.get("fused"):
-                group["foreach"] = False  # torch steps no spread and whole parameters in one call
-
-    def share(self, parameters: Sequence[nn.Parameter]) -> Callable[[Sequence[nn.Parameter]], None] | None:
-        """Give parameters the chief's values; return what averages the gradients of such ones over all ranks."""
-        return share(parameters, self.device)
+                group["foreach"] = False  # torch cannot step sharded and whole parameters in one call
 
     def configure(self, options: dict[str, Any], sync_batch_norm: bool) -> None:
         """Refuse options of DDP."""
@@ -201,14 +167,14 @@ class Sharded:
     def start(
         self, models: Sequence[nn.Module], steps_now: StepsNow | None, compressed: Sequence[nn.Parameter]
     ) -> Callable[[], None] | None:
-        """Exchange gradients only in batches for which `steps_now` says so."""
+        """Exchange gradients only in batches for which `steps_now` returns True."""
         if compressed:
             raise errors.InvalidExperimentException(
                 "wrap_optimizer(fp16_compression=True) does not go together with use_fsdp(); pass use_fsdp("
                 "mixed_precision=torch.distributed.fsdp.MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))."
             )
         if steps_now is not None:
-            hook = _SyncWhenStepping(steps_now)
+            hook = functools.partial(_sync_if_stepping, steps_now)
             self._hooks += [model.register_forward_pre_hook(hook) for model in models]
         return None
 
@@ -222,12 +188,8 @@ class Sharded:
                 model.set_requires_gradient_sync(True)
         gc.collect()
 
-    def broadcast_buffers(self, models: Sequence[nn.Module]) -> None:
-        """Give every rank the chief's buffers, such as running means."""
-        broadcast([buffer for model in models for buffer in model.buffers()], self.device)
-
     def eval_batches(self, batches: Iterable[Any], stopping: Callable[[], bool]) -> EvalBatches:
-        """Return batches to evaluate, as many forward passes on every rank."""
+        """Return batches to evaluate, with the same number of forward passes on every rank."""
         return CollectiveEvalBatches(batches, stopping, self._distributed, self._wrapped)
 
 
@@ -235,37 +197,26 @@ def _tensors(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-class _SyncWhenStepping:
-    """A hook before forward that says whether the backward after it exchanges gradients."""
-
-    def __init__(self, steps_now: StepsNow) -> None:
-        self._steps_now = steps_now
-
-    def __call__(self, model: Any, args: Any) -> None:
-        if torch.is_grad_enabled():
-            model.set_requires_gradient_sync(self._steps_now())
+def _sync_if_stepping(steps_now: StepsNow, model: Any, args: Any) -> None:
+    """Let the backward after this forward exchange gradients only if the optimizer steps."""
+    if torch.is_grad_enabled():
+        model.set_requires_gradient_sync(steps_now())
 
 
-class _Recomputed:
-    """A forward whose activations are computed once more in backward instead of being kept."""
-
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        self._forward = forward
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return self._forward(*args, **kwargs)
-        return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
+def _recompute(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a forward whose activations are computed once more in backward instead of being kept."""
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
 # Units
 
 
-def chosen_units(model: nn.Module, units: Units | None) -> list[nn.Module]:
-    """Return the modules inside a model that are gathered for themselves, outer ones first."""
-    if units is None:
+def chosen_units(model: nn.Module, is_unit: Chooser | None) -> list[nn.Module]:
+    """Return the modules inside a model whose weights are gathered together, outer ones first."""
+    if is_unit is None:
         return [unit for unit in _repeated(model) if not _shares_weights(unit, model)]
-    is_unit = units if callable(units) else _instance_check(tuple(units))
     chosen = [module for module in model.modules() if module is not model and _has_weights(module) and is_unit(module)]
     for unit in chosen:
         _check_unit(unit, model)
@@ -276,10 +227,6 @@ def chosen_units(model: nn.Module, units: Units | None) -> list[nn.Module]:
             "pass the class of its repeated blocks, or leave units out."
         )
     return chosen
-
-
-def _instance_check(classes: tuple[type[nn.Module], ...]) -> Chooser:
-    return lambda module: isinstance(module, classes)
 
 
 def _check_unit(unit: nn.Module, model: nn.Module) -> None:
@@ -311,7 +258,7 @@ def _has_weights(module: nn.Module) -> bool:
 
 
 def _shares_weights(unit: nn.Module, model: nn.Module) -> bool:
-    """Say whether weights of a unit are those of another part of the model, too."""
+    """Return whether other parts of the model share weights of a unit."""
     inside, everywhere = (
         Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
         for module in (unit, model)
@@ -323,10 +270,10 @@ def _shares_weights(unit: nn.Module, model: nn.Module) -> bool:
 
 
 class CollectiveEvalBatches(EvalBatches):
-    """Batches of a rank that takes part in the forward passes of the others when it has none left.
+    """Batches of a rank that joins the forward passes of the others when it has none left.
 
-    A forward pass gathers weights from all ranks, so all must compute equally many. One that has run out repeats the
-    calls that its last batch made of the models; what they give is dropped.
+    A forward pass gathers weights from all ranks, so all must compute the same number. A rank that has run out repeats
+    the calls that its last batch made of the models, and drops the results.
     """
 
     def __init__(

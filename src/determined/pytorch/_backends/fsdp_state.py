@@ -1,59 +1,57 @@
-"""The state of models and optimizers that FSDP spreads over ranks."""
+"""The state of models and optimizers that FSDP shards over ranks."""
 
 from __future__ import annotations
 
+import json
+import math
+import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint import metadata as described
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor import empty as empty_dtensor
 from torch.optim import Optimizer
 
 from determined import errors
-from determined.pytorch._backends.shards import TakenShards, spread_tensors, whole_tensors
-from determined.pytorch._backends.state_codec import (
+from determined.pytorch._backends.base import UNREDUCED, StateCodec, named
+from determined.pytorch._backends.shards import (
+    INDEX_FILE,
+    INDEX_FORMAT,
     OWN,
     REPLICATED,
-    UNREDUCED,
+    SHARDS_FOLDER,
     Reference,
-    Shards,
-    named,
-    references,
-    with_tensors,
+    map_entries,
+    mark_of,
 )
 from determined.pytorch._optim.precision import parameters_of
 
 
-class ShardedState:
+class ShardedState(StateCodec):
     """State of which each rank has a part."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self._mesh = mesh
 
-    def shards(self) -> Shards | None:
+    def shards(self) -> ShardWriter | None:
         """Return where to put tensors that ranks share."""
-        return TakenShards(self._mesh.get_rank())
-
-    def attach(self, value: Any) -> Any:
-        """Return nested values with tensors spread over the ranks in place of references; a rank's own are whole."""
-        wanted = set(references(value))
-        own = {one for one in wanted if one.placement == OWN}
-        tensors = whole_tensors(own)
-        if shared := wanted - own:
-            tensors |= spread_tensors(shared, self._empty)
-        return with_tensors(value, tensors) if wanted else value
+        return ShardWriter(self._mesh.get_rank())
 
     def fit_model(self, model: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return weights spread as those of the model are, also if they were saved whole."""
+        """Return weights sharded as those of the model are, also if they were saved whole."""
         own = model.state_dict()
         return {name: self._like(own.get(name), value) for name, value in weights.items()}
 
     def fit_optimizer(self, optimizer: Optimizer, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the state of each parameter spread as that is, also if it was saved whole."""
+        """Return the state of each parameter sharded as that is, also if it was saved whole."""
         parameters = dict(enumerate(parameters_of(optimizer)))
         per_parameter = {
             index: {name: self._like(parameters.get(index), value) for name, value in entries.items()}
@@ -62,42 +60,129 @@ class ShardedState:
         return {**state, "state": per_parameter}
 
     def gradients(self, models: Sequence[nn.Module]) -> dict[str, Tensor]:
-        """Return gradients that are spread, and those of this rank that are still to be averaged over all."""
+        """Return gradients that are sharded, and those of this rank that are still to be averaged over all."""
         reshard(models)
-        found = {name: parameter.grad for name, parameter in named(models) if parameter.grad is not None}
-        for name, parameter in _named_inner(models):
+        found = super().gradients(models)
+        for name, parameter in _fsdp_parameters(models):
             if (gradient := _unreduced(parameter)) is not None:
                 found[name + UNREDUCED] = gradient
         return found
 
     def restore_gradients(self, models: Sequence[nn.Module], saved: Mapping[str, Tensor], unreduced: bool) -> None:
-        """Put saved gradients back, and drop all others."""
+        """Restore saved gradients, and drop all others."""
         reshard(models)
-        inner = dict(_named_inner(models))
+        inner = dict(_fsdp_parameters(models))
         for name, parameter in named(models):
             gradient, own = saved.get(name), saved.get(name + UNREDUCED)
             if own is None and unreduced and _is_whole(gradient):  # of a run with whole models
                 gradient, own = None, gradient
             parameter.grad = None if gradient is None else self._like(parameter, gradient).to(parameter.device)
             if name in inner:
-                _keep_unreduced(inner[name], None if own is None else own.to(self._mesh.device_type, copy=True))
+                _set_unreduced(inner[name], None if own is None else own.to(self._mesh.device_type, copy=True))
 
-    def _empty(self, reference: Reference, entry: Any) -> DTensor:
-        place: Placement = Replicate() if reference.placement == REPLICATED else Shard(int(reference.placement))
-        return empty_dtensor(
-            *entry.size, dtype=entry.properties.dtype, device_mesh=self._mesh, placements=[place], requires_grad=False
+    def _read(self, reference: Reference) -> Tensor:
+        """Return this rank's part of a stored tensor as a DTensor; a whole tensor if it was one rank's own."""
+        tensor, placement = reference
+        if placement == OWN:
+            return tensor.read()
+        if placement == REPLICATED:
+            return self._distributed(tensor.read(), tensor.size, Replicate())
+        dim = int(placement)
+        length = tensor.size[dim]
+        per_rank = math.ceil(length / self._mesh.size())  # as FSDP shards
+        begin = min(self._mesh.get_local_rank() * per_rank, length)
+        local = tensor.read(dim, begin, min(begin + per_rank, length))
+        return self._distributed(local, tensor.size, Shard(dim))
+
+    def _distributed(self, local: Tensor, size: tuple[int, ...], placement: Placement) -> DTensor:
+        return DTensor.from_local(
+            local.to(self._mesh.device_type),
+            self._mesh,
+            [placement],
+            run_check=False,
+            shape=torch.Size(size),
+            stride=torch.empty(size, device="meta").stride(),
         )
 
     def _like(self, template: Any, value: Any) -> Any:
-        """Return a whole tensor spread as the one it is for; of another shape, as factors have, on every rank."""
+        """Return a whole tensor sharded as its template; one of another shape, such as a factor, on every rank."""
         if not (isinstance(template, DTensor) and _is_whole(value)) or value.dim() == 0:
             return value
         placements = list(template.placements) if value.shape == template.shape else [Replicate()]
         return distribute_tensor(value.to(self._mesh.device_type), self._mesh, placements)
 
 
+class ShardWriter:
+    """Tensors taken out of the state of a checkpoint, each written by the ranks that have parts of it."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._tensors: dict[str, Tensor] = {}
+
+    def take(self, value: Any, place: str) -> Any:
+        """Return nested values with marks in place of the tensors that ranks share, and keep those."""
+        if not isinstance(value, DTensor):
+            return map_entries(lambda one, key: self.take(one, f"{place}.{key}"), value)
+        (placement,) = value.placements
+        if placement.is_partial():
+            value = value.redistribute(placements=[Replicate()])
+            (placement,) = value.placements
+        self._tensors[place] = value.detach()
+        return mark_of(place, getattr(placement, "dim", REPLICATED))
+
+    def take_own(self, value: Any, place: str) -> Any:
+        """Return nested values with marks in place of all tensors, which differ between ranks, and keep those."""
+        if isinstance(value, DTensor):
+            return self.take(value, place)
+        if not isinstance(value, Tensor):
+            return map_entries(lambda one, key: self.take_own(one, f"{place}.{key}"), value)
+        key = f"rank {self._rank}{place}"
+        self._tensors[key] = value.detach()
+        return mark_of(key, OWN)
+
+    def write(self, folder: pathlib.Path) -> None:
+        """Write this rank's parts below the folder of a checkpoint. All ranks must call this."""
+        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        try:
+            save(dict(self._tensors), storage_writer=_IndexedWriter(folder / SHARDS_FOLDER), planner=planner)
+        except CheckpointException as error:
+            rank, (failure, _) = min(error.failures.items())
+            raise errors.StorageException(
+                f"rank {rank} failed with {type(failure).__name__}: {failure} in {folder / SHARDS_FOLDER}."
+            ) from error
+
+
+class _IndexedWriter(FileSystemWriter):
+    """Adds the index in JSON, and leaves out the path of the folder."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        super().__init__(folder, overwrite=False)
+        self._folder = folder
+
+    def storage_meta(self) -> described.StorageMeta | None:
+        """Return nothing: the folder gets another name when the checkpoint is complete."""
+        return described.StorageMeta()
+
+    def finish(self, metadata: described.Metadata, results: list[list[Any]]) -> None:
+        """Write torch's description and the index, on one rank."""
+        super().finish(metadata, results)
+        stored = {(one.index.fqn, one.index.offset): one.storage_data for part in results for one in part}
+        tensors = {key: _index_entry(key, entry, stored) for key, entry in metadata.state_dict_metadata.items()}
+        (self._folder / INDEX_FILE).write_text(json.dumps({"format": INDEX_FORMAT, "tensors": tensors}))
+
+
+def _index_entry(key: str, entry: Any, stored: Mapping[tuple[str, Any], Any]) -> dict[str, Any]:
+    chunks = []
+    for chunk in entry.chunks:
+        if math.prod(chunk.sizes):  # else of a rank for which nothing was left
+            piece = stored[key, chunk.offsets]
+            place = {"file": piece.relative_path, "begin": piece.offset, "length": piece.length}
+            chunks.append({"offsets": list(chunk.offsets), "sizes": list(chunk.sizes), **place})
+    return {"dtype": str(entry.properties.dtype).removeprefix("torch."), "size": list(entry.size), "chunks": chunks}
+
+
 def reshard(models: Sequence[nn.Module]) -> None:
-    """Let go of whole weights that the last forward pass has left."""
+    """Free the whole weights that the last forward pass has left."""
     for model in models:
         for module in model.modules():
             if isinstance(module, FSDPModule):
@@ -108,22 +193,15 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, Tensor) and not isinstance(value, DTensor)
 
 
-def _named_inner(models: Sequence[nn.Module]) -> Iterator[tuple[str, Any]]:
-    """Yield what FSDP knows of each parameter; torch has no public way to gradients that are not averaged yet."""
+def _fsdp_parameters(models: Sequence[nn.Module]) -> Iterator[tuple[str, Any]]:
+    """Yield FSDP's own object of each parameter; torch has no public way to gradients that are not averaged yet."""
     names = {id(parameter): name for name, parameter in named(models)}
-    for model in models:
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                for inner in _inner_parameters(module):
-                    yield names[id(inner.sharded_param)], inner
-
-
-def _inner_parameters(module: FSDPModule) -> Iterator[Any]:
+    modules = [module for model in models for module in model.modules() if isinstance(module, FSDPModule)]
     try:
-        state = module._get_fsdp_state()
-        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # one, before torch 2.12
-        for group in groups:
-            yield from group.fsdp_params if group is not None else ()
+        for state in (module._get_fsdp_state() for module in modules):
+            groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # one, before torch 2.12
+            for inner in (one for group in groups if group is not None for one in group.fsdp_params):
+                yield names[id(inner.sharded_param)], inner
     except AttributeError as error:
         raise errors.InternalException(
             f"torch {torch.__version__} keeps gradients between aggregated steps in another place than is known "
@@ -138,7 +216,7 @@ def _unreduced(inner: Any) -> Tensor | None:
     return accumulated
 
 
-def _keep_unreduced(inner: Any, gradient: Tensor | None) -> None:
+def _set_unreduced(inner: Any, gradient: Tensor | None) -> None:
     inner.unsharded_accumulated_grad = gradient
     if hasattr(inner, "_unsharded_param"):
         inner._unsharded_param.grad = None

@@ -18,8 +18,9 @@ from determined._slurm import translate_slurm
 from determined.core import DistributedContext
 from determined.core._address import TcpAddress
 from determined.core._distributed import timeout_seconds
-from determined.pytorch._backends.base import Backend, SingleProcess, cuda_device
+from determined.pytorch._backends.base import Backend
 from determined.pytorch._backends.ddp import NoGroup, Replicas
+from determined.pytorch._backends.single import SingleProcess
 
 BACKEND_VARIABLE = "DET_DISTRIBUTED_BACKEND"
 
@@ -125,3 +126,17 @@ def _narrow_store(timeout: datetime.timedelta) -> tuple[Any, int, int] | None:
     door = listener.socket.detach()
     serve = dist.TCPStore  # type: ignore[attr-defined]  # as documented
     return serve(host, int(port), int(size), True, timeout, multi_tenant=True, master_listen_fd=door), 0, int(size)
+
+
+def cuda_device(local_rank: int) -> torch.device:
+    """Return the GPU of a process."""
+    count = torch.cuda.device_count()
+    if count == 1 and "SLURM_PROCID" in os.environ:  # each task of `srun --gpus-per-task=1` sees its own GPU alone
+        return torch.device("cuda", 0)
+    if local_rank >= count:
+        raise RuntimeError(
+            f"This machine has {count} GPUs, but the process of local rank {local_rank} needs one of its own; start "
+            f"{count} processes on it (torchrun --nproc-per-node {count}), or set CUDA_VISIBLE_DEVICES='' to train on "
+            "the CPU."
+        )
+    return torch.device("cuda", local_rank)

@@ -6,7 +6,8 @@ import pathlib
 import shutil
 
 from determined import errors, storage
-from determined.pytorch._backends.state_codec import SHARDS_FOLDER, UnshardedState
+from determined.pytorch._backends.base import StateCodec
+from determined.pytorch._backends.shards import SHARDS_FOLDER
 from determined.pytorch._checkpoint import format as checkpoint_format
 from determined.pytorch._checkpoint import objects
 
@@ -22,7 +23,7 @@ def consolidate(source: pathlib.Path, target: pathlib.Path) -> None:
             f"{source} has no {SHARDS_FOLDER}/: its {checkpoint_format.STATE_FILE} holds whole tensors already; copy "
             "it with `det checkpoint download`."
         )
-    state = UnshardedState().attach(checkpoint_format.read(source))
+    state = StateCodec().attach(checkpoint_format.read(source))
     manifest = storage.Manifest.read(source)
     for name in manifest.files:
         if name != checkpoint_format.STATE_FILE and name.partition("/")[0] != SHARDS_FOLDER:

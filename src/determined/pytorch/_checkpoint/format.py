@@ -19,7 +19,8 @@ import torch
 from determined import errors, storage
 from determined._secrets import mask
 from determined._version import VERSION
-from determined.pytorch._backends.state_codec import SHARDS_FOLDER, StateCodec, with_references
+from determined.pytorch._backends.base import StateCodec
+from determined.pytorch._backends.shards import SHARDS_FOLDER, with_references
 from determined.pytorch._checkpoint import code, identity, legacy, objects
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data import rng
@@ -202,8 +203,6 @@ def read(folder: pathlib.Path, **options: Any) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # those of torch are about what a forged file names
             state = objects.with_arrays(load(path, **loading))
-        if (folder / SHARDS_FOLDER).is_dir():
-            state = with_references(state, folder / SHARDS_FOLDER)
     except Exception as error:  # torch raises anything for files that are damaged, or that hold more than data
         raise errors.InvalidCheckpointException(f"{path} cannot be read: {error}") from error
     if not isinstance(state, dict) or "models_state_dict" not in state:
@@ -211,6 +210,8 @@ def read(folder: pathlib.Path, **options: Any) -> dict[str, Any]:
             f"{path} holds a {type(state).__name__}, not the state of a PyTorchTrial, which is a dict with "
             "models_state_dict; pass a checkpoint that fit() saved."
         )
+    if (folder / SHARDS_FOLDER).is_dir():
+        state = dict(with_references(state, folder / SHARDS_FOLDER))
     return state | {"loop": {"progress": legacy.load_progress(folder)}} if is_legacy else state
 
 

@@ -17,7 +17,7 @@ from determined._import import import_from_path
 from determined._packages import explained
 from determined._trial_context import constant_hparams
 from determined.pytorch._accelerate.lazy_dynamo import defer_compiler
-from determined.pytorch._backends.base import SingleProcess
+from determined.pytorch._backends.single import SingleProcess
 from determined.pytorch._checkpoint import format as checkpoint_format
 from determined.pytorch._checkpoint import legacy, objects
 from determined.pytorch._context import PyTorchTrialContext

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from determined.core.metrics import BatchColumns
-from determined.pytorch._backends.state_codec import Shards
 from determined.pytorch._checkpoint import format as checkpoint_format
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data import rng
 from determined.pytorch._metrics.reducers import to_cpu
 from determined.pytorch._metrics.window import MetricWindow, averaged_over_ranks
+
+if TYPE_CHECKING:
+    from determined.pytorch._backends.fsdp_state import ShardWriter
 
 logger = logging.getLogger("determined.pytorch")
 
@@ -56,7 +58,7 @@ def _check_map(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def gather(
-    context: PyTorchTrialContext, parts: Mapping[str, Any], shards: Shards | None
+    context: PyTorchTrialContext, parts: Mapping[str, Any], shards: ShardWriter | None
 ) -> list[dict[str, Any]] | None:
     """Return the state that each rank has for itself, on the chief; None elsewhere. All ranks must call this."""
     gradients: Any = checkpoint_format.gradients(context)

@@ -10,13 +10,12 @@ import os
 import pathlib
 import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from determined import errors, storage, tracking
 from determined._home import home
 from determined.core import Context
 from determined.core.checkpoint_gc import METADATA_FILE
-from determined.pytorch._backends.state_codec import Shards
 from determined.pytorch._callback import Callbacks
 from determined.pytorch._checkpoint import code, identity, objects, run_state
 from determined.pytorch._checkpoint import format as checkpoint_format
@@ -25,6 +24,9 @@ from determined.pytorch._checkpoint.writer import BackgroundWriter
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data import rng
 from determined.pytorch._loop.progress import Progress
+
+if TYPE_CHECKING:
+    from determined.pytorch._backends.fsdp_state import ShardWriter
 
 logger = logging.getLogger("determined.pytorch")
 
@@ -332,7 +334,9 @@ class Saver:
                     part.load_state_dict(saved.state["loop"][name])
         self.latest = saved.uuid
 
-    def _write(self, state: dict[str, Any], steps: int, program: ProgramFiles, shards: Shards | None = None) -> None:
+    def _write(
+        self, state: dict[str, Any], steps: int, program: ProgramFiles, shards: ShardWriter | None = None
+    ) -> None:
         self._copier.ready()
         checkpoints = self._context.services.checkpoint
         try:
