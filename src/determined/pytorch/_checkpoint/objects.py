@@ -1,15 +1,14 @@
 """Objects of other classes in a state: plain data in the file, objects again where the program may hold such ones.
 
-A checkpoint holds tensors and plain values only, so that `torch.load(weights_only=True)` reads it. An object is kept as
-what `__reduce_ex__` tells of it: the name of its class, arguments, state and entries. Names become classes only by
-`Rules`; nothing is imported for them.
+A checkpoint holds tensors and plain values only, so that `torch.load(weights_only=True)` reads it. An object is stored
+as what its `__reduce_ex__` returns: the name of its class, arguments, state and entries. `Rules` decide which names
+become classes again; nothing is imported for them.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import copy
 import copyreg
 import datetime
 import decimal
@@ -27,6 +26,7 @@ import torch
 from torch import Tensor
 
 from determined import errors
+from determined.pytorch._backends.shards import map_entries, refilled
 from determined.pytorch._checkpoint import code
 
 Place = tuple[str, ...]
@@ -34,11 +34,11 @@ Place = tuple[str, ...]
 _ARRAY = "__ndarray__"
 _OBJECT = "__object__"
 _GLOBAL = "__global__"
+_PARTS = ("args", "kwargs", "state", "items", "pairs")
 
 _PLAIN = frozenset(
     {type(None), bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype, torch.device}
 )
-_CONTAINERS = (dict, list, tuple, collections.OrderedDict)
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
 _BLOCKED_MODULES = ("builtins", "os", "posix", "nt", "sys", "subprocess")
 """Modules whose functions make no objects: with `getattr`, as of a bound method, a name would reach anything."""
@@ -52,7 +52,7 @@ _HARMLESS = (
     *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone),
     *(pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath),
 )
-"""Classes whose constructors do nothing but hold what they are given."""
+"""Classes whose constructors only store their arguments."""
 
 
 class Use(enum.Enum):
@@ -73,7 +73,7 @@ class Named(NamedTuple):
 
 
 def name_of(target: Any) -> str:
-    """Return the name by which a class or function is kept, as in `torch.serialization.add_safe_globals`."""
+    """Return the name of a class or function in files, as in `torch.serialization.add_safe_globals`."""
     return f"{_module_name(target.__module__)}.{target.__qualname__}"
 
 
@@ -86,14 +86,14 @@ def _module_name(module: str) -> str:
 
 
 class Encoder:
-    """Turns nested values into what `weights_only` loading admits, and notes the classes and functions in them."""
+    """Turns nested values into what `weights_only` loading admits, and lists the classes and functions in them."""
 
     def __init__(self) -> None:
         self.found: list[Named] = []
         self._open: set[int] = set()
 
     def encode(self, value: Any, place: Place = ()) -> Any:
-        """Return a value as plain data; raises `InvalidExperimentException` for one that no name leads back to."""
+        """Return a value as plain data; raises `InvalidExperimentException` for one that cannot be made again."""
         kind = type(value)
         if kind in _PLAIN or isinstance(value, Tensor):
             return value
@@ -105,7 +105,7 @@ class Encoder:
         if kind in (set, collections.Counter) and _is_plain_key(tuple(value)):
             return value
         if isinstance(value, _NAMED):
-            return self._named(value, value.__qualname__, place)
+            return {_GLOBAL: self._name(value, value.__qualname__, place, Use.VALUE)}
         if id(value) in self._open:
             raise _refusal(place, f"a {kind.__name__} that refers to itself")
         self._open.add(id(value))
@@ -117,16 +117,16 @@ class Encoder:
     def _encode_parts(self, value: Any, place: Place) -> Any:
         kind = type(value)
         if kind in (list, tuple):
-            return kind(self.encode(one, (*place, str(index))) for index, one in enumerate(value))
+            return map_entries(lambda one, index: self.encode(one, (*place, str(index))), value)
         if kind in (dict, collections.OrderedDict):
             keys = {key: key.item() if isinstance(key, np.generic) else key for key in value}
             if all(map(_is_plain_key, keys.values())):
                 entries = {keys[key]: self.encode(one, (*place, str(key))) for key, one in value.items()}
-                return _refilled(value, entries)
+                return refilled(value, entries)
         return self._reduced(value, place)
 
     def _reduced(self, value: Any, place: Place) -> dict[str, Any]:
-        """Return what `__reduce_ex__` tells of an object, in plain data."""
+        """Return what `__reduce_ex__` tells of an object, as plain data."""
         kind = type(value)
         try:
             reducer: Callable[[Any], Any] | None = copyreg.dispatch_table.get(kind)
@@ -134,7 +134,7 @@ class Encoder:
         except Exception as error:
             raise _refusal(place, f"a {name_of(kind)}, which cannot be pickled ({error})") from error
         if isinstance(reduced, str):
-            return self._named(value, reduced, place)
+            return {_GLOBAL: self._name(value, reduced, place, Use.VALUE)}
         make, args, state, items, pairs, setter = (*reduced, None, None, None, None)[:6]
         kwargs: Mapping[str, Any] = {}
         is_new = make in (copyreg.__newobj__, copyreg.__newobj_ex__)  # type: ignore[attr-defined]  # typeshed lacks it
@@ -145,23 +145,17 @@ class Encoder:
         is_blocked = not isinstance(make, type) and getattr(make, "__module__", None) in _BLOCKED_MODULES
         if setter is not None or is_blocked or not hasattr(make, "__qualname__"):
             raise _refusal(place, f"a {name_of(kind)}, which is made by {make!r}")
+        given = (list(args), dict(kwargs), state, list(items or ()), [list(pair) for pair in pairs or ()])
         parts = {
-            "args": list(args) or None,
-            "kwargs": dict(kwargs) or None,
-            "state": state,
-            "items": list(items or ()) or None,
-            "pairs": [list(pair) for pair in pairs or ()] or None,
+            name: self.encode(part, _part_place(place, name, part))
+            for name, part in zip(_PARTS, given, strict=True)
+            if part is not None and (name == "state" or part)
         }
-        kept = {
-            name: self.encode(part, (*place, *_shown(part, name))) for name, part in parts.items() if part is not None
-        }
-        name = self._note(make, make.__qualname__, place, Use.NEW if is_new else Use.CALL)
-        return {_OBJECT: {"class": name, "new": is_new, **kept}}
+        name = self._name(make, make.__qualname__, place, Use.NEW if is_new else Use.CALL)
+        return {_OBJECT: {"class": name, "new": is_new, **parts}}
 
-    def _named(self, target: Any, qualname: str, place: Place) -> dict[str, Any]:
-        return {_GLOBAL: self._note(target, qualname, place, Use.VALUE)}
-
-    def _note(self, target: Any, qualname: str, place: Place, use: Use) -> str:
+    def _name(self, target: Any, qualname: str, place: Place, use: Use) -> str:
+        """Return the name of a class or function, and list it; refuse one that its name does not lead to."""
         module = getattr(target, "__module__", None) or type(target).__module__
         if module == "torch" and vars(torch).get(name := qualname.rpartition(".")[2]) is target:
             qualname = name  # torch.relu says that it is in a class that torch does not have
@@ -182,27 +176,9 @@ def _is_plain_key(key: Any) -> bool:
     return all(map(_is_plain_key, key)) if type(key) is tuple else type(key) in _PLAIN
 
 
-def _shown(part: Any, name: str) -> Place:
-    """Return what to add to the place of an object for one of its parts: nothing for its attributes."""
-    return () if name == "state" and isinstance(part, dict) else (name,)
-
-
-def _refilled(value: Any, entries: dict[Any, Any]) -> Any:
-    """Return a dict of the same type with other entries."""
-    if type(value) is dict:
-        return entries
-    copied = copy.copy(value)  # keeps what torch hangs on to state dicts
-    copied.clear()
-    copied.update(entries)
-    return copied
-
-
-def _looked_up(module: Any, qualname: str) -> Any:
-    """Return what a name stands for in a module, without running code of the module; None if it is not there."""
-    found = module
-    for part in qualname.split("."):
-        found = getattr(found, "__dict__", {}).get(part)
-    return found
+def _part_place(place: Place, name: str, part: Any) -> Place:
+    """Return the place of a part of an object: for its attributes, that of the object."""
+    return place if name == "state" and isinstance(part, dict) else (*place, name)
 
 
 def _refusal(place: Place, what: str) -> errors.InvalidExperimentException:
@@ -219,8 +195,8 @@ def _refusal(place: Place, what: str) -> errors.InvalidExperimentException:
 class Rules:
     """Which classes and functions a state may hold, by place.
 
-    Everywhere, harmless ones of the standard library and those given to `torch.serialization.add_safe_globals`. Under
-    an entry of the state, those that the program itself holds there before it loads anything (`fresh`). For a program
+    Everywhere: harmless ones of the standard library, and those given to `torch.serialization.add_safe_globals`. Under
+    an entry of the state: those that the program itself holds there before it loads anything (`fresh`). For a program
     whose modules are known also its own classes if making an instance runs no code of theirs, and its own functions in
     entries that `fresh` does not have, since only the program itself reads those.
     """
@@ -235,27 +211,27 @@ class Rules:
         self._modules = modules
 
     def admits(self, one: Named) -> bool:
-        """Say whether what an encoder found would be loaded."""
+        """Return whether what an encoder found would be loaded."""
         return bool(self.target(one.place, one.name, one.use) == one.target)
 
     def target(self, place: Place, name: str, use: Use) -> Any:
         """Return the class or function that a name stands for; None if it may not be used so here."""
         harmless = (*_HARMLESS, *_HARMLESS_VALUES) if use is Use.VALUE else _HARMLESS
         everywhere = _safe_globals() | {name_of(kind): kind for kind in harmless}
-        if (found := everywhere.get(name)) is not None:
-            return found
-        if (found := self._held.get((place[:2], use, name))) is not None:
+        found = everywhere.get(name, self._held.get((place[:2], use, name)))
+        if found is not None:
             return found
         found = self._of_program(name)
-        if isinstance(found, type):
-            return found if use is Use.VALUE or _runs_no_code(found, use) else None
-        is_function = isinstance(found, types.FunctionType)
-        return found if is_function and use is Use.VALUE and place[0] not in self._known else None
+        if isinstance(found, types.FunctionType):
+            return found if use is Use.VALUE and place[0] not in self._known else None
+        return found if found is not None and (use is Use.VALUE or _runs_no_code(found, use)) else None
 
-    def _of_program(self, name: str) -> Any:
+    def _of_program(self, name: str) -> type | types.FunctionType | None:
         for module in self._modules():
             if name.startswith(module + "."):
-                found = _looked_up(code.imported_module(module), name.removeprefix(module + "."))
+                found: Any = code.imported_module(module)
+                for part in name.removeprefix(module + ".").split("."):
+                    found = getattr(found, "__dict__", {}).get(part)  # no getattr, which could run code of the module
                 if isinstance(found, (type, types.FunctionType)) and name_of(found) == name:  # not what it imported
                     return found
         return None
@@ -268,26 +244,23 @@ def _safe_globals() -> dict[str, Any]:
     return {name: target for target, name in named}
 
 
+_OF_PYTHON = (types.NoneType, types.MethodDescriptorType, types.WrapperDescriptorType)
+"""Types of methods that a class does not have, or has from a class that is built into Python."""
+
+
 def _runs_no_code(kind: type, use: Use) -> bool:
-    """Say whether an instance of a class of the program can be made and filled without running code of the class."""
+    """Return whether an instance of a class of the program can be made and filled without running code of the class."""
     if issubclass(kind, enum.Enum):
         return use is Use.CALL  # looked up by its value
     if use is Use.CALL or hasattr(kind, "__del__"):
         return False
     fill = getattr(kind, "__setstate__", None)
+    is_named_tuple = issubclass(kind, tuple) and kind.__new__.__module__ == f"namedtuple_{kind.__name__}"
     return (
-        (isinstance(kind.__new__, types.BuiltinFunctionType) or _is_named_tuple(kind))
+        (isinstance(kind.__new__, types.BuiltinFunctionType) or is_named_tuple)
         and (isinstance(fill, _OF_PYTHON) or getattr(fill, "__module__", None) == "dataclasses")
         and all(isinstance(getattr(kind, name, None), _OF_PYTHON) for name in ("__setitem__", "extend"))
     )
-
-
-_OF_PYTHON = (types.NoneType, types.MethodDescriptorType, types.WrapperDescriptorType)
-"""What methods are that a class does not have, or has from a class that is built into Python."""
-
-
-def _is_named_tuple(kind: type) -> bool:
-    return issubclass(kind, tuple) and kind.__new__.__module__ == f"namedtuple_{kind.__name__}"
 
 
 # From plain data
@@ -297,7 +270,7 @@ def with_arrays(value: Any) -> Any:
     """Return nested values with arrays again; objects stay plain data."""
     if type(value) is dict and set(value) == {_ARRAY}:
         return value[_ARRAY].numpy()
-    return _mapped(lambda one, _: with_arrays(one), value, ())
+    return map_entries(lambda one, _: with_arrays(one), value)
 
 
 def decode(value: Any, rules: Rules, place: Place = ()) -> Any:
@@ -310,31 +283,23 @@ def decode(value: Any, rules: Rules, place: Place = ()) -> Any:
             return _made(value[_OBJECT], rules, place)
         if _GLOBAL in value:
             return _admitted(value[_GLOBAL], rules, place, Use.VALUE)
-    return _mapped(lambda one, inner: decode(one, rules, inner), value, place)
-
-
-def _mapped(function: Callable[[Any, Place], Any], value: Any, place: Place) -> Any:
-    kind = type(value)
-    if kind not in _CONTAINERS:
-        return value
-    if isinstance(value, dict):
-        return _refilled(value, {key: function(one, (*place, str(key))) for key, one in value.items()})
-    return kind(function(one, (*place, str(index))) for index, one in enumerate(value))
+    return map_entries(lambda one, key: decode(one, rules, (*place, str(key))), value)
 
 
 def _made(entry: Any, rules: Rules, place: Place) -> Any:
     try:
         make = _admitted(entry["class"], rules, place, Use.NEW if entry["new"] else Use.CALL)
-        parts = {name: decode(entry.get(name), rules, (*place, *_shown(entry.get(name), name))) for name in _PARTS}
-        args, kwargs = parts["args"] or (), parts["kwargs"] or {}
-        made = make.__new__(make, *args, **kwargs) if entry["new"] else make(*args)
+        args, kwargs, state, items, pairs = (
+            decode(entry.get(name), rules, _part_place(place, name, entry.get(name))) for name in _PARTS
+        )
+        made = make.__new__(make, *(args or ()), **(kwargs or {})) if entry["new"] else make(*(args or ()))
         if isinstance(made, enum.Enum):
             return made  # one for the whole program, which no checkpoint may change
-        if parts["items"]:
-            made.extend(parts["items"])
-        for key, one in parts["pairs"] or ():
+        if items:
+            made.extend(items)
+        for key, one in pairs or ():
             made[key] = one
-        _fill(made, parts["state"])
+        _fill(made, state)
         return made
     except errors.InvalidCheckpointException:
         raise
@@ -343,9 +308,6 @@ def _made(entry: Any, rules: Rules, place: Place) -> Any:
             f"{'.'.join(place)} of the checkpoint does not hold an object that can be made again "
             f"({type(error).__name__}: {error}); use another checkpoint."
         ) from error
-
-
-_PARTS = ("args", "kwargs", "state", "items", "pairs")
 
 
 def _fill(made: Any, state: Any) -> None:
