@@ -25,8 +25,8 @@ NAMES: dict[str, str] = {
     "determined.pytorch": """
         Batch CheckpointLoadContext DataLoader Epoch LRScheduler MetricReducer PyTorchCallback
         PyTorchExperimentalContext PyTorchTrial PyTorchTrialContext Reducer ShouldExit TorchData TrainUnit Trainer
-        _ShouldExit _SimpleReducer _TrainBoundary _TrainBoundaryType _TrialState adapt_batch_sampler data_length init
-        load_trial_from_checkpoint_path samplers to_device
+        _ShouldExit _SimpleReducer _TrainBoundary _TrainBoundaryType _TrialState adapt_batch_sampler
+        consolidate_checkpoint data_length init load_trial_from_checkpoint_path samplers to_device
     """,
     "determined.storage": """
         MANIFEST_FILE Candidate FolderStore Manifest Retention doomed errors_naming is_locked locked reach read_plain

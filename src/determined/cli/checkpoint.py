@@ -105,15 +105,15 @@ def consolidate(
     uuid: CheckpointUuid,
     folder: Annotated[pathlib.Path, typer.Argument(help="The new or empty folder to fill.")],
 ) -> None:
-    """Copy a checkpoint of a model that was spread over processes, whole in one state_dict.pth."""
+    """Copy a checkpoint of a model that was sharded over processes, whole in one state_dict.pth."""
+    from determined import pytorch
     from determined.experiment._copies import folder_of, staged
-    from determined.pytorch._checkpoint.consolidate import consolidate as write_whole
 
     source, target = folder_of(_output.open_records().checkpoint(uuid)), folder.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise errors.StorageException(f"{str(target)!r} exists and is not an empty folder; name another one.")
     with staged(target) as staging:
-        write_whole(source, staging)
+        pytorch.consolidate_checkpoint(source, staging)
     typer.echo(f"The whole checkpoint is in {_output.plain(target)}")
 
 

@@ -2,6 +2,7 @@
 
 from determined.pytorch import samplers
 from determined.pytorch._callback import PyTorchCallback
+from determined.pytorch._checkpoint.consolidate import consolidate_checkpoint
 from determined.pytorch._checkpoint.load import CheckpointLoadContext, load_trial_from_checkpoint_path
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data.batch import TorchData, data_length, to_device
@@ -43,6 +44,7 @@ __all__ = [
     "_TrainBoundaryType",
     "_TrialState",
     "adapt_batch_sampler",
+    "consolidate_checkpoint",
     "data_length",
     "init",
     "load_trial_from_checkpoint_path",

@@ -1,7 +1,8 @@
-"""Make a checkpoint of spread models one of whole models."""
+"""Make a checkpoint of sharded models one of whole models."""
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shutil
 
@@ -12,11 +13,12 @@ from determined.pytorch._checkpoint import format as checkpoint_format
 from determined.pytorch._checkpoint import objects
 
 
-def consolidate(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Copy a checkpoint into a folder, with all tensors of its shards whole in `state_dict.pth`.
+def consolidate_checkpoint(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Copy a checkpoint that was saved with `use_fsdp` into a folder, with all tensors whole in `state_dict.pth`.
 
-    Needs memory for the whole state of the training, and neither a GPU nor other processes.
+    Needs host memory for the whole state of the training, but neither a GPU nor other processes.
     """
+    source, target = pathlib.Path(source), pathlib.Path(target)
     checkpoint_format.verify(source)
     if not (source / SHARDS_FOLDER).is_dir():
         raise errors.InvalidCheckpointException(
