@@ -31,6 +31,8 @@ class Replicated(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
+        for name in ("state_dict", "load_state_dict", "named_parameters", "named_buffers"):
+            self.__dict__[name] = getattr(module, name)  # without the prefix that a child's names have
         self.engage(None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -55,22 +57,6 @@ class Replicated(nn.Module):
         # Past nn.Module, for which the engine would be a child with the same weights once more.
         self.__dict__["_engine"] = engine, steps_now
         self.__dict__["is_used"] = False
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state of the module inside."""
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load the state of the module inside."""
-        return self.module.load_state_dict(*args, **kwargs)
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
-        """Yield the parameters of the module inside, by the names they have there."""
-        return self.module.named_parameters(*args, **kwargs)
-
-    def named_buffers(self, *args: Any, **kwargs: Any) -> Any:
-        """Yield the buffers of the module inside, by the names they have there."""
-        return self.module.named_buffers(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -306,8 +306,12 @@ class CollectiveEvalBatches(EvalBatches):
             self.stopped = any(stop for _, stop in news)
             if self.stopped or not any(have_one):
                 return
-            if number == 0:
-                _check_all_have_one(have_one)
+            if number == 0 and not all(have_one):
+                raise RuntimeError(
+                    f"The validation data gives batches to {sum(have_one)} of {len(have_one)} processes; with "
+                    "use_fsdp() each needs one, since all compute together. Use a smaller batch_size for validation, "
+                    "or more data."
+                )
             if batch is nothing:
                 self._repeat()
             else:
@@ -322,11 +326,3 @@ class CollectiveEvalBatches(EvalBatches):
         for model, args, kwargs in calls:
             model(*args, **kwargs)
         self._calls = calls
-
-
-def _check_all_have_one(have_one: Sequence[bool]) -> None:
-    if not all(have_one):
-        raise RuntimeError(
-            f"The validation data gives batches to {sum(have_one)} of {len(have_one)} processes; with use_fsdp() each "
-            "needs one, since all compute together. Use a smaller batch_size for validation, or more data."
-        )

@@ -29,7 +29,7 @@ from determined.pytorch._backends.shards import (
     REPLICATED,
     SHARDS_FOLDER,
     Reference,
-    map_entries,
+    map_plain,
     mark_of,
 )
 from determined.pytorch._optim.precision import parameters_of
@@ -122,7 +122,7 @@ class ShardWriter:
     def take(self, value: Any, place: str) -> Any:
         """Return nested values with marks in place of the tensors that ranks share, and keep those."""
         if not isinstance(value, DTensor):
-            return map_entries(lambda one, key: self.take(one, f"{place}.{key}"), value)
+            return map_plain(lambda key, one: self.take(one, f"{place}.{key}"), value)
         (placement,) = value.placements
         if placement.is_partial():
             value = value.redistribute(placements=[Replicate()])
@@ -135,7 +135,7 @@ class ShardWriter:
         if isinstance(value, DTensor):
             return self.take(value, place)
         if not isinstance(value, Tensor):
-            return map_entries(lambda one, key: self.take_own(one, f"{place}.{key}"), value)
+            return map_plain(lambda key, one: self.take_own(one, f"{place}.{key}"), value)
         key = f"rank {self._rank}{place}"
         self._tensors[key] = value.detach()
         return mark_of(key, OWN)

@@ -28,7 +28,7 @@ _group_numbers = itertools.count()
 
 
 class Joined(NamedTuple):
-    """This process's place among the ranks, and how it trains with them."""
+    """The ranks that this process is one of, and how it trains with them."""
 
     distributed: DistributedContext
     backend: Backend
@@ -36,7 +36,7 @@ class Joined(NamedTuple):
 
 @contextlib.contextmanager
 def joined(given: DistributedContext | None) -> Iterator[Joined]:
-    """Give the place of this process; a process group that this sets up is taken down after the block.
+    """Join the other processes; a process group that this sets up is taken down after the block.
 
     Ranks come from the context that the program gives, else from its process group, else from the launcher.
     """
@@ -53,8 +53,8 @@ def joined(given: DistributedContext | None) -> Iterator[Joined]:
 
 
 def _in_group() -> Iterator[Joined]:
-    if torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
-        torch.cuda.set_device(cuda_device(int(os.environ["LOCAL_RANK"])))  # before objects are exchanged by nccl
+    if "LOCAL_RANK" in os.environ:
+        _use_device(int(os.environ["LOCAL_RANK"]))  # before objects are exchanged by nccl
     distributed = DistributedContext.from_torch_distributed()
     yield Joined(distributed, _backend_for(distributed))
 
@@ -62,27 +62,22 @@ def _in_group() -> Iterator[Joined]:
 def _backend_for(distributed: DistributedContext) -> Backend:
     if distributed.size == 1:
         return SingleProcess()
-    device = cuda_device(distributed.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    device = _use_device(distributed.local_rank)
     if not (dist.is_available() and dist.is_initialized()):
         return NoGroup(device, distributed.size)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     return Replicas(device)
 
 
 @contextlib.contextmanager
 def _process_group() -> Iterator[None]:
     """Set up the process group that the launcher's environment describes."""
-    device = None
-    if torch.cuda.is_available():
-        device = cuda_device(int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-    backend = os.environ.get(BACKEND_VARIABLE) or ("nccl" if device else "gloo")
+    device = _use_device(int(os.environ.get("LOCAL_RANK", "0")))
+    backend = os.environ.get(BACKEND_VARIABLE) or ("nccl" if device.type == "cuda" else "gloo")
     hook = sys.excepthook
     timeout = datetime.timedelta(seconds=timeout_seconds())
     store, rank, size = _narrow_store(timeout) or next(rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
-    # A name of its own for each group of a program, which would else meet the addresses of the one before.
+    # A prefix for each group of a program: the store still has the addresses of the group before.
     store = dist.distributed_c10d.PrefixStore(f"determined-{next(_group_numbers)}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     if "DET_LAUNCH_COMMAND" in os.environ:
@@ -128,15 +123,19 @@ def _narrow_store(timeout: datetime.timedelta) -> tuple[Any, int, int] | None:
     return serve(host, int(port), int(size), True, timeout, multi_tenant=True, master_listen_fd=door), 0, int(size)
 
 
-def cuda_device(local_rank: int) -> torch.device:
-    """Return the GPU of a process."""
+def _use_device(local_rank: int) -> torch.device:
+    """Return the device of a process: its own GPU, which becomes the current one, or the CPU where there are none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
     count = torch.cuda.device_count()
     if count == 1 and "SLURM_PROCID" in os.environ:  # each task of `srun --gpus-per-task=1` sees its own GPU alone
-        return torch.device("cuda", 0)
+        local_rank = 0
     if local_rank >= count:
         raise RuntimeError(
             f"This machine has {count} GPUs, but the process of local rank {local_rank} needs one of its own; start "
             f"{count} processes on it (torchrun --nproc-per-node {count}), or set CUDA_VISIBLE_DEVICES='' to train on "
             "the CPU."
         )
-    return torch.device("cuda", local_rank)
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device

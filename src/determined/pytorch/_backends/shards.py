@@ -115,32 +115,24 @@ def with_tensors(value: Any, read: Callable[[Reference], Tensor]) -> Any:
     """Return nested values with what `read` returns in place of references."""
     if isinstance(value, Reference):
         return read(value)
-    return map_entries(lambda one, _: with_tensors(one, read), value)
+    return map_plain(lambda _, one: with_tensors(one, read), value)
 
 
-def map_entries(function: Callable[[Any, Any], Any], value: Any) -> Any:
-    """Return a dict, list or tuple with `function(entry, key)` in place of its entries; any other value as it is."""
-    if type(value) in (dict, OrderedDict):
-        return refilled(value, {key: function(one, key) for key, one in value.items()})
+def map_plain(function: Callable[[Any, Any], Any], value: Any) -> Any:
+    """Return a dict, list or tuple with `function(key, entry)` in place of its entries; any other value as it is."""
     if type(value) in (list, tuple):
-        return type(value)(function(one, index) for index, one in enumerate(value))
-    return value
-
-
-def refilled(value: Any, entries: dict[Any, Any]) -> Any:
-    """Return a dict of the same type with other entries."""
-    if type(value) is dict:
-        return entries
+        return type(value)(function(index, one) for index, one in enumerate(value))
+    if type(value) not in (dict, OrderedDict):
+        return value
     copied = copy.copy(value)  # keeps the metadata that torch attaches to state dicts
-    copied.clear()
-    copied.update(entries)
+    copied.update({key: function(key, one) for key, one in value.items()})
     return copied
 
 
 def _with_references(value: Any, index: Mapping[str, StoredTensor]) -> Any:
     if type(value) is dict and value.keys() == {_MARK}:
         return _reference(value[_MARK], index)
-    return map_entries(lambda one, _: _with_references(one, index), value)
+    return map_plain(lambda _, one: _with_references(one, index), value)
 
 
 def _reference(mark: Any, index: Mapping[str, StoredTensor]) -> Reference:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import copy
 import copyreg
 import datetime
 import decimal
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 
 from determined import errors
-from determined.pytorch._backends.shards import map_entries, refilled
+from determined.pytorch._backends.shards import map_plain
 from determined.pytorch._checkpoint import code
 
 Place = tuple[str, ...]
@@ -117,12 +118,15 @@ class Encoder:
     def _encode_parts(self, value: Any, place: Place) -> Any:
         kind = type(value)
         if kind in (list, tuple):
-            return map_entries(lambda one, index: self.encode(one, (*place, str(index))), value)
+            return map_plain(lambda index, one: self.encode(one, (*place, str(index))), value)
         if kind in (dict, collections.OrderedDict):
             keys = {key: key.item() if isinstance(key, np.generic) else key for key in value}
             if all(map(_is_plain_key, keys.values())):
                 entries = {keys[key]: self.encode(one, (*place, str(key))) for key, one in value.items()}
-                return refilled(value, entries)
+                copied = copy.copy(value)  # keeps the metadata that torch attaches to state dicts
+                copied.clear()
+                copied.update(entries)
+                return copied
         return self._reduced(value, place)
 
     def _reduced(self, value: Any, place: Place) -> dict[str, Any]:
@@ -270,7 +274,7 @@ def with_arrays(value: Any) -> Any:
     """Return nested values with arrays again; objects stay plain data."""
     if type(value) is dict and set(value) == {_ARRAY}:
         return value[_ARRAY].numpy()
-    return map_entries(lambda one, _: with_arrays(one), value)
+    return map_plain(lambda _, one: with_arrays(one), value)
 
 
 def decode(value: Any, rules: Rules, place: Place = ()) -> Any:
@@ -283,7 +287,7 @@ def decode(value: Any, rules: Rules, place: Place = ()) -> Any:
             return _made(value[_OBJECT], rules, place)
         if _GLOBAL in value:
             return _admitted(value[_GLOBAL], rules, place, Use.VALUE)
-    return map_entries(lambda one, key: decode(one, rules, (*place, str(key))), value)
+    return map_plain(lambda key, one: decode(one, rules, (*place, str(key))), value)
 
 
 def _made(entry: Any, rules: Rules, place: Place) -> Any:
