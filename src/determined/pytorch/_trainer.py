@@ -16,7 +16,6 @@ import torch
 
 from determined import core, errors
 from determined._info import ClusterInfo, get_cluster_info
-from determined.pytorch._accelerate.lazy_dynamo import defer_compiler
 from determined.pytorch._accelerate.options import applied, with_optimizations
 from determined.pytorch._backends.base import Backend
 from determined.pytorch._backends.process_group import joined
@@ -58,7 +57,6 @@ def init(
     `{"cuda_graphs": True, "mixed_precision": "bf16"}`.
     """
     _check_init(hparams, exp_conf, distributed, aggregation_frequency, optimizations)
-    defer_compiler()
     info = get_cluster_info()
     config, values = (info.trial._config, info.trial.hparams) if info else (exp_conf, hparams)
     if optimizations:

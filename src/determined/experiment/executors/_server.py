@@ -31,6 +31,7 @@ PRELOADED = (
     "determined.launch._harness",
     "determined.tracking._recorder",
     "sqlalchemy.dialects.sqlite",
+    "torch._dynamo",  # the first optimizer of a process imports it, which takes a second
 )
 _HUNTING = 0.05
 

@@ -16,7 +16,6 @@ from determined import core, errors, storage
 from determined._import import import_from_path
 from determined._packages import explained
 from determined._trial_context import constant_hparams
-from determined.pytorch._accelerate.lazy_dynamo import defer_compiler
 from determined.pytorch._backends.single import SingleProcess
 from determined.pytorch._checkpoint import format as checkpoint_format
 from determined.pytorch._checkpoint import legacy, objects
@@ -62,7 +61,6 @@ def load_trial_from_checkpoint_path(
             stacklevel=2,
         )
     checkpoint_format.verify(folder, with_code=trial_class is None)
-    defer_compiler()
     description = _description(folder)
     context = CheckpointLoadContext(description.get("hparams"), description.get("experiment_config"))
     options = kwargs | (torch_load_kwargs or {})
