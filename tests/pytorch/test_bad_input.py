@@ -139,7 +139,7 @@ def checkpoint_as_number() -> None:
     train(latest_checkpoint=5)
 
 
-@mistake(ValueError, "latest_checkpoint=''", "id of a checkpoint", "None to start anew")
+@mistake(ValueError, "latest_checkpoint=''", "id of a checkpoint", "None to start afresh")
 def empty_checkpoint() -> None:
     train(latest_checkpoint="")
 

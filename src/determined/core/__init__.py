@@ -19,6 +19,7 @@ from determined.core._preempt import PreemptContext, PreemptMode
 from determined.core._profiler import ProfilerContext
 from determined.core._recorder import RunFacts as RunFacts
 from determined.core._searcher import SearcherContext, SearcherMode, SearcherOperation, Unit
+from determined.core._searcher import parse_length as parse_length
 from determined.core._train import EarlyExitReason, TrainContext
 
 __all__ = [

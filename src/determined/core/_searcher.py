@@ -92,14 +92,25 @@ class SearcherContext:
 
     def _max_length(self) -> tuple[Unit | None, int]:
         length = _configured_length(self._config.get("searcher"))
-        ((unit, count),) = length.items() if isinstance(length, Mapping) and len(length) == 1 else [(None, length)]
-        known = unit is None or (isinstance(unit, str) and unit.upper() in Unit.__members__)
-        if not known or isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        parsed = parse_length(length)
+        if parsed is None or parsed[1] == 0:
             raise errors.InvalidExperimentException(
                 f"searcher.max_length={length!r} in the experiment config is not a length; core_context.searcher needs "
                 "{batches: n}, {epochs: n} or {records: n} with n of at least 1."
             )
-        return (Unit[unit.upper()] if unit is not None else None), count
+        return parsed
+
+
+def parse_length(value: Any) -> tuple[Unit | None, int] | None:
+    """Return the unit and the count of a length in an experiment config, such as `{epochs: 3}`.
+
+    The unit is None for a plain number. Returns None if the value is not a length.
+    """
+    ((unit, count),) = value.items() if isinstance(value, Mapping) and len(value) == 1 else [(None, value)]
+    is_known = unit is None or (isinstance(unit, str) and unit.upper() in Unit.__members__)
+    if not is_known or isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        return None
+    return (Unit[unit.upper()] if unit is not None else None), count
 
 
 def _configured_length(searcher: Any) -> Any:

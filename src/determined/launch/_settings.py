@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from determined import errors
-from determined.pytorch import Batch, Epoch, TrainUnit
+from determined.pytorch import TrainUnit, configured_unit
 
 _RANGES = ("int", "double", "log", "categorical")
 # What a search would need, and the training of one trial does not.
@@ -33,10 +33,10 @@ def length_of(config: Mapping[str, Any], batch_size: Callable[[], int]) -> Train
     """Return how long the searcher wants the trial to train; `batch_size` gives the global one if need be."""
     searcher = section(config, "searcher")
     if searcher.get("max_length") is not None:
-        length = _unit(searcher["max_length"], "searcher.max_length", batch_size)
+        length = configured_unit(searcher["max_length"], "searcher.max_length", batch_size)
     elif searcher.get("max_time") is not None and searcher.get("time_metric") in ("batches", "epochs"):
         value = {searcher["time_metric"]: searcher["max_time"]}
-        length = _unit(value, "searcher.max_time", batch_size)
+        length = configured_unit(value, "searcher.max_time", batch_size)
     else:
         raise ValueError(
             "The experiment config does not say how long to train; write, for example, "
@@ -49,7 +49,7 @@ def length_of(config: Mapping[str, Any], batch_size: Callable[[], int]) -> Train
 
 def period_of(config: Mapping[str, Any], name: str, batch_size: Callable[[], int]) -> TrainUnit | None:
     """Return a period of the config; None if it is left out or 0, which means at the end only."""
-    return None if config.get(name) is None else _unit(config[name], name, batch_size)
+    return None if config.get(name) is None else configured_unit(config[name], name, batch_size)
 
 
 def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -72,20 +72,3 @@ def _constant(value: Any, name: str) -> Any:
             f"one value; write {name}: 0.1, for example."
         )
     return {inner: _constant(its, f"{name}.{inner}") for inner, its in value.items()}
-
-
-def _unit(value: Any, name: str, batch_size: Callable[[], int]) -> TrainUnit | None:
-    unit, number = "batches", value
-    if isinstance(value, Mapping) and len(value) == 1:
-        ((unit, number),) = value.items()
-    is_number = isinstance(number, int) and not isinstance(number, bool) and number >= 0
-    if not is_number or unit not in ("batches", "epochs", "records"):
-        raise ValueError(
-            f"{name}={value!r} in the experiment config is not a length; write {{batches: n}}, {{epochs: n}} or "
-            "{records: n}."
-        )
-    if number == 0:
-        return None
-    if unit == "records":
-        return Batch(max(number // batch_size(), 1))
-    return Epoch(number) if unit == "epochs" else Batch(number)

@@ -16,6 +16,7 @@ from determined.pytorch._metrics.reducers import FunctionReducer as _SimpleReduc
 from determined.pytorch._metrics.reducers import MetricReducer, Reducer
 from determined.pytorch._optim.lr_scheduler import LRScheduler
 from determined.pytorch._trainer import Trainer, init
+from determined.pytorch._trainer import configured_unit as configured_unit
 from determined.pytorch._trial import PyTorchTrial
 from determined.pytorch.samplers import adapt_batch_sampler
 

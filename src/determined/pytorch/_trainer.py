@@ -1,4 +1,4 @@
-"""The two calls of a training program: `init` and `Trainer.fit`."""
+"""The entry points of a training program: `init` and `Trainer.fit`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import os
 import pathlib
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from determined import core, errors
-from determined._info import ClusterInfo, get_cluster_info
+from determined._info import get_cluster_info
 from determined.pytorch._accelerate.options import applied, with_optimizations
-from determined.pytorch._backends.base import Backend
 from determined.pytorch._backends.process_group import joined
 from determined.pytorch._checkpoint.saver import CHECKPOINT_VARIABLE, steps_to_resume
 from determined.pytorch._context import PyTorchTrialContext
@@ -28,7 +27,7 @@ from determined.pytorch._loop.run import FitSettings, run
 from determined.pytorch._report.profile import ProfilerSettings
 from determined.pytorch._trial import PyTorchTrial, check_evaluation
 
-# Seeds that torch may have without the program's doing: its first one, and those of runs before in this process.
+# Seeds of torch that do not come from the program: the initial one, and those of earlier runs in this process.
 _NOT_BY_THE_PROGRAM = {torch.Generator().initial_seed()}
 
 _fit_numbers = itertools.count()
@@ -44,16 +43,16 @@ def init(
     enable_tensorboard_logging: bool = True,
     optimizations: dict[str, Any] | None = None,
 ) -> Iterator[PyTorchTrialContext]:
-    """Give the context of a training run; leaving the block closes what entering it opened.
+    """Open a training run: a context manager that gives the `PyTorchTrialContext` and closes the run at the end.
 
         with pytorch.init(hparams={"lr": 0.1}) as context:
             trainer = pytorch.Trainer(MyTrial(context), context)
             trainer.fit(max_length=pytorch.Epoch(3))
 
-    `exp_conf` is an experiment config, of which a local run uses `name`, `searcher` (the metric of the best
-    checkpoint), `checkpoint_storage`, `optimizations` and `reproducibility.experiment_seed`. A managed run takes
-    hyperparameters and config from its runner. With `aggregation_frequency=k`, optimizers step on every k-th batch.
-    `optimizations` are settings of the section of that name which go before those of the config, such as
+    `exp_conf` is an experiment config. A local run uses its `name`, `searcher` (the metric of the best checkpoint),
+    `checkpoint_storage`, `optimizations` and `reproducibility.experiment_seed`. A managed run gets hyperparameters and
+    config from its runner instead. With `aggregation_frequency=k`, optimizers step on every k-th batch.
+    `optimizations` overrides settings of the config's section of that name, for example
     `{"cuda_graphs": True, "mixed_precision": "bf16"}`.
     """
     _check_init(hparams, exp_conf, distributed, aggregation_frequency, optimizations)
@@ -61,41 +60,30 @@ def init(
     config, values = (info.trial._config, info.trial.hparams) if info else (exp_conf, hparams)
     if optimizations:
         config = with_optimizations(config, optimizations)
+    given_seed = info.trial.trial_seed if info else ((config or {}).get("reproducibility") or {}).get("experiment_seed")
     with joined(distributed) as (ranks, backend):
-        yield from _context_of(ranks, backend, info, config, values, aggregation_frequency, enable_tensorboard_logging)
-
-
-def _context_of(
-    ranks: core.DistributedContext,
-    backend: Backend,
-    info: ClusterInfo | None,
-    config: Mapping[str, Any] | None,
-    values: Mapping[str, Any] | None,
-    aggregation_frequency: int,
-    enable_tensorboard_logging: bool,
-) -> Iterator[PyTorchTrialContext]:
-    seed = _seed(info, config, ranks)
-    facts = core.RunFacts(name=_name(config), config=config, hparams=values or {}, seed=seed)
-    mode = core.TensorboardMode.AUTO if enable_tensorboard_logging else core.TensorboardMode.MANUAL
-    storage = (config or {}).get("checkpoint_storage")
-    with core.Context(facts, distributed=ranks, checkpoint_storage=storage, tensorboard_mode=mode) as services:
-        context = PyTorchTrialContext(
-            distributed=services.distributed,
-            backend=backend,
-            hparams=values,
-            exp_conf=config,
-            trial_seed=seed,
-            aggregation_frequency=aggregation_frequency,
-            services=services,
-            seed_is_given=_given_seed(info, config) is not None,
-            initial_batch=ranks.broadcast(steps_to_resume(services) if ranks.is_chief else 0),
-        )
-        with applied(context, config):
-            yield context
+        seed = _seed(given_seed, ranks)
+        facts = core.RunFacts(name=_name(config), config=config, hparams=values or {}, seed=seed)
+        mode = core.TensorboardMode.AUTO if enable_tensorboard_logging else core.TensorboardMode.MANUAL
+        storage = (config or {}).get("checkpoint_storage")
+        with core.Context(facts, distributed=ranks, checkpoint_storage=storage, tensorboard_mode=mode) as services:
+            context = PyTorchTrialContext(
+                distributed=services.distributed,
+                backend=backend,
+                hparams=values,
+                exp_conf=config,
+                trial_seed=seed,
+                aggregation_frequency=aggregation_frequency,
+                services=services,
+                seed_is_given=given_seed is not None,
+                initial_batch=ranks.broadcast(steps_to_resume(services) if ranks.is_chief else 0),
+            )
+            with applied(context, config):
+                yield context
 
 
 class Trainer:
-    """Trains a `PyTorchTrial`; used within `with pytorch.init() as context:`."""
+    """Trains a `PyTorchTrial`. Use it inside `with pytorch.init() as context:`."""
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
         if not isinstance(trial, PyTorchTrial):
@@ -119,10 +107,10 @@ class Trainer:
         begin_on_batch: int = 0,
         end_after_batch: int | None = None,
     ) -> None:
-        """Collect system metrics and times of the loop's stages between two batches; call it before `fit`.
+        """Collect system metrics and timings of the loop's stages, from one batch to another. Call it before `fit`.
 
-        They are recorded as metric groups: `cpu`, `memory`, `disk`, `network`, `gpu` and `timing`. With
-        `sync_timings` each timing waits for the GPU, so that it covers what the stage started there.
+        They are recorded as the metric groups `cpu`, `memory`, `disk`, `network`, `gpu` and `timing`. With
+        `sync_timings`, each timing waits for the GPU, so it includes the kernels that the stage started.
         """
         self._profiler = ProfilerSettings(
             sync_timings=sync_timings,
@@ -146,31 +134,39 @@ class Trainer:
         best_metric: str | None = None,
         smaller_is_better: bool | None = None,
     ) -> None:
-        """Train to `max_length`, validating, saving and reporting on the way.
+        """Train to `max_length`; validate, save checkpoints and report metrics on the way.
 
-        Periods are `pytorch.Batch` or `pytorch.Epoch`, counted from the start of training; None means only
-        after the last batch. After a validation the policy saves a checkpoint: `best` if it is the best so far,
-        `all` always, `none` never. `best` compares the searcher's metric, else `best_metric`, else the only metric
-        or the validation loss; it says which one, and whether the smallest or the largest is best. Without
-        `smaller_is_better` the words of the name tell; where they do not, every validation is followed by a checkpoint.
-        `latest_checkpoint` is where to go on from: an id, a path, or "latest" for the newest intact checkpoint of an
-        earlier run with the same program, hyperparameters and data, if there is one. `test_mode` trains and validates
-        one batch and saves; so does `det experiment create --local --test`, which sets DET_TEST_MODE=1.
+        Periods are `pytorch.Batch` or `pytorch.Epoch`, counted from the start of training; None means only after the
+        last batch.
+
+        `checkpoint_policy` decides whether a validation is followed by a checkpoint: with `best`, if it is the best so
+        far; with `all`, always; with `none`, never. `best` compares the searcher's metric, else `best_metric`, else the
+        only metric or the validation loss, and prints which one it compares. `smaller_is_better` tells the direction;
+        without it the name of the metric does (loss, accuracy), and if the name does not, every validation is followed
+        by a checkpoint.
+
+        `latest_checkpoint` is the checkpoint to continue from: an id, a path, or "latest" for the newest intact
+        checkpoint of an earlier run with the same program, hyperparameters and data, if there is one.
+
+        `test_mode` trains and validates one batch and saves. The environment variable DET_TEST_MODE=1, which
+        `det experiment create --local --test` sets, does the same.
         """
-        local = self._context.services.info is None
+        is_local = self._context.services.info is None
         is_test = test_mode is True or os.environ.get("DET_TEST_MODE") == "1"
         length = _length(max_length, self._context, is_test)
-        _check_units(reporting_period, validation_period, checkpoint_period)
+        _check_period("reporting_period", reporting_period)
+        _check_period("validation_period", validation_period, is_optional=True)
+        _check_period("checkpoint_period", checkpoint_period, is_optional=True)
         _check_flags(
             step_zero_validation=step_zero_validation, test_mode=test_mode, profiling_enabled=profiling_enabled
         )
-        _check_fit(checkpoint_policy, best_metric, test_mode and not local)
-        if local:
-            # Set on the command line to continue a program as it is, so it goes before what the program says; once,
-            # since it is the checkpoint of one fit.
+        _check_policy(checkpoint_policy, best_metric)
+        if test_mode and not is_local:
+            raise ValueError("fit(test_mode=True) is for local runs; leave it out where a runner started the trial.")
+        if is_local:
+            # The variable continues an unchanged program, so it overrides the argument; once, for the first fit().
             latest_checkpoint = os.environ.pop(CHECKPOINT_VARIABLE, None) or latest_checkpoint
         _check_checkpoint(latest_checkpoint)
-        profiler = dataclasses.replace(self._profiler, enabled=True) if profiling_enabled else self._profiler
         settings = FitSettings(
             length=length,
             reporting_period=reporting_period,
@@ -182,7 +178,7 @@ class Trainer:
             latest_checkpoint=latest_checkpoint,
             step_zero_validation=step_zero_validation,
             test_mode=is_test,
-            profiler=profiler,
+            profiler=dataclasses.replace(self._profiler, enabled=True) if profiling_enabled else self._profiler,
             is_first_fit=next(_fit_numbers) == 0,
         )
         run(self._trial, self._context, settings)
@@ -204,29 +200,20 @@ def _check_init(hparams: Any, exp_conf: Any, distributed: Any, aggregation_frequ
         )
 
 
-def _seed(info: ClusterInfo | None, config: Mapping[str, Any] | None, ranks: core.DistributedContext) -> int:
+def _seed(given: Any, ranks: core.DistributedContext) -> int:
     """Return the seed of the run, and seed everything with it unless the program has seeded torch itself."""
-    seed, is_drawn = ranks.broadcast(_seed_of_chief(info, config))
-    if is_drawn:
-        rng.seed_all(seed)
-        _NOT_BY_THE_PROGRAM.add(seed)
-    return seed
-
-
-def _seed_of_chief(info: ClusterInfo | None, config: Mapping[str, Any] | None) -> tuple[int, bool]:
-    """Return a seed, and whether to seed everything with it."""
-    given = _given_seed(info, config)
-    if given is None and (own := torch.initial_seed()) not in _NOT_BY_THE_PROGRAM:
-        return own % 2**31, False
     if given is not None and (isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < 2**32):
         raise ValueError(
             f"exp_conf['reproducibility']['experiment_seed']={given!r}: a seed is an int from 0 to 2**32 - 1."
         )
-    return (secrets.randbits(31) if given is None else given), True
-
-
-def _given_seed(info: ClusterInfo | None, config: Mapping[str, Any] | None) -> Any:
-    return info.trial.trial_seed if info else ((config or {}).get("reproducibility") or {}).get("experiment_seed")
+    of_torch = torch.initial_seed()
+    is_of_program = given is None and of_torch not in _NOT_BY_THE_PROGRAM
+    seed: int = of_torch % 2**31 if is_of_program else secrets.randbits(31) if given is None else given
+    seed, is_of_program = ranks.broadcast((seed, is_of_program))
+    if not is_of_program:
+        rng.seed_all(seed)
+        _NOT_BY_THE_PROGRAM.add(seed)
+    return seed
 
 
 def _name(config: Mapping[str, Any] | None) -> str:
@@ -260,33 +247,35 @@ def _configured_length(context: PyTorchTrialContext) -> TrainUnit:
     length = (config.get("searcher") or {}).get("max_length")
     if length is None:
         raise ValueError("fit() needs max_length, such as fit(max_length=pytorch.Epoch(3)).")
-    if isinstance(length, int) and not isinstance(length, bool) and length > 0:
-        return Batch(length)
-    if isinstance(length, Mapping) and len(length) == 1:
-        ((unit, value),) = length.items()
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            if unit == "batches":
-                return Batch(value)
-            if unit == "epochs":
-                return Epoch(value)
-            if unit == "records":
-                return Batch(max(value // context.get_global_batch_size(), 1))
-    raise ValueError(
-        f"searcher.max_length={length!r} in the experiment config is not a length; "
-        "write {batches: n}, {epochs: n} or {records: n} with n of at least 1."
-    )
+    unit = configured_unit(length, "searcher.max_length", context.get_global_batch_size)
+    if unit is None:
+        raise ValueError(_NOT_A_LENGTH.format(name="searcher.max_length", value=length))
+    return unit
 
 
-def _check_units(reporting: Any, validation: Any, checkpoint: Any) -> None:
-    periods = {
-        "reporting_period": reporting,
-        "validation_period": validation,
-        "checkpoint_period": checkpoint,
-    }
-    for name, unit in periods.items():
-        optional = unit is None and name != "reporting_period"
-        if not optional and not isinstance(unit, (Batch, Epoch)):
-            raise TypeError(f"fit({name}={unit!r}) is not a period; pass pytorch.Batch(100) or pytorch.Epoch(1).")
+_NOT_A_LENGTH = """{name}={value!r} in the experiment config is not a length; \
+write {{batches: n}}, {{epochs: n}} or {{records: n}} with n of at least 1."""
+
+
+def configured_unit(value: Any, name: str, batch_size: Callable[[], int]) -> TrainUnit | None:
+    """Return a length or period of an experiment config, such as `{epochs: 3}`; None if it is 0.
+
+    `batch_size` returns the global batch size, which converts records to batches.
+    """
+    parsed = core.parse_length(value)
+    if parsed is None:
+        raise ValueError(_NOT_A_LENGTH.format(name=name, value=value))
+    unit, count = parsed
+    if count == 0:
+        return None
+    if unit is core.Unit.EPOCHS:
+        return Epoch(count)
+    return Batch(max(count // batch_size(), 1) if unit is core.Unit.RECORDS else count)
+
+
+def _check_period(name: str, period: Any, is_optional: bool = False) -> None:
+    if not isinstance(period, (Batch, Epoch)) and not (period is None and is_optional):
+        raise TypeError(f"fit({name}={period!r}) is not a period; pass pytorch.Batch(100) or pytorch.Epoch(1).")
 
 
 def _check_flags(**flags: Any) -> None:
@@ -295,15 +284,13 @@ def _check_flags(**flags: Any) -> None:
             raise TypeError(f"fit({name}={value!r}): pass True or False.")
 
 
-def _check_fit(checkpoint_policy: Any, best_metric: Any, managed_test_mode: bool) -> None:
+def _check_policy(checkpoint_policy: Any, best_metric: Any) -> None:
     if checkpoint_policy not in POLICIES:
         raise ValueError(
             f"fit(checkpoint_policy={checkpoint_policy!r}): the policies are {', '.join(map(repr, POLICIES))}."
         )
     if best_metric is not None and not isinstance(best_metric, str):
         raise TypeError(f"fit(best_metric={best_metric!r}): pass the name of a validation metric, or leave it out.")
-    if managed_test_mode:
-        raise ValueError("fit(test_mode=True) is for local runs; leave it out where a runner started the trial.")
 
 
 def _check_checkpoint(checkpoint: Any) -> None:
@@ -312,4 +299,4 @@ def _check_checkpoint(checkpoint: Any) -> None:
             f"fit(latest_checkpoint={checkpoint!r}): pass the id of a checkpoint or the path of its folder."
         )
     if checkpoint == "":
-        raise ValueError("fit(latest_checkpoint=''): pass the id of a checkpoint, a path, or None to start anew.")
+        raise ValueError("fit(latest_checkpoint=''): pass the id of a checkpoint, a path, or None to start afresh.")
