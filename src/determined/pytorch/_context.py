@@ -1,13 +1,14 @@
-"""What a trial talks to: wrapping, stepping, and questions about where training is."""
+"""The context of a trial: it wraps models, runs backward, steps optimizers, and knows where training is."""
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from determined import core, errors, tensorboard
@@ -23,14 +24,14 @@ from determined.pytorch._metrics.reducers import ReducerSet
 from determined.pytorch._optim import apex
 from determined.pytorch._optim.gradients import Gradients
 from determined.pytorch._optim.lr_scheduler import LRScheduler, Mode
-from determined.pytorch._optim.precision import EditGradients, ManualScaling, Precision, Scaler, parameters_of
+from determined.pytorch._optim.precision import EditGradients, ManualScaling, Precision, parameters_of
 from determined.pytorch._report.profile import TorchProfiler
 
 
 class PyTorchTrialContext(TrialContext):
-    """What a `PyTorchTrial` uses to train: wrap models, optimizers and schedulers; run backward and step.
+    """What a `PyTorchTrial` trains with: wraps models, optimizers and schedulers, runs backward and steps.
 
-    Made by `pytorch.init()`, or by `load_trial_from_checkpoint_path()` for a trial that is only looked at.
+    `pytorch.init()` gives one for training, `load_trial_from_checkpoint_path()` one for a trial that is only loaded.
     """
 
     def __init__(
@@ -48,22 +49,22 @@ class PyTorchTrialContext(TrialContext):
     ) -> None:
         super().__init__(distributed=distributed, hparams=hparams, exp_conf=exp_conf)
         self.backend = backend
-        """How this process trains, alone or with others."""
+        """How this process trains: alone, with DDP or with FSDP."""
         self._services = services
         self.gradients = Gradients(aggregation_frequency)
-        """How optimizers step."""
-        self._reducers = ReducerSet(distributed)
+        """Steps optimizers, with the precision and the aggregation of this run."""
+        self.reducers = ReducerSet(distributed)
         self.trains = services is not None
-        """Whether this is a run, not a trial that is only looked at."""
+        """Whether this is a training run, not a trial that is only loaded."""
         self.compressed: list[nn.Parameter] = []
         """Parameters whose gradients are exchanged in half precision."""
         self.has_own_random_numbers = distributed.size == 1
-        """Whether this rank draws other random numbers than the rest."""
+        """Whether this rank draws other random numbers than the other ranks."""
         self._clock: Clock | None = None
         self.initial_batch = initial_batch
-        """Batches trained before this run; until `fit` has found its checkpoint, those of the one it was told of."""
+        """Batches trained before this run. Until `fit` has found its checkpoint: those of the configured checkpoint."""
         self.initial_batch_told = 0
-        """The answer of `get_initial_batch` that the program got last outside the training loop."""
+        """What `get_initial_batch` returned last outside the training loop."""
         self._warned_types: set[type] = set()
         self._summary_writer: Any = None
         self.trial_seed = trial_seed
@@ -76,9 +77,9 @@ class PyTorchTrialContext(TrialContext):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return a context for trying a trial out without a run, with the constant hyperparameters of a config.
+        """Return a context without a run, for trying out a trial with the constant hyperparameters of a config.
 
-        Build the trial with it and call `train_batch` on batches of its data loader, as in a notebook.
+        Build the trial with it and call `train_batch` on batches of its data loader, for example in a notebook.
         """
         return cls(
             distributed=core.DistributedContext.single(),
@@ -91,7 +92,7 @@ class PyTorchTrialContext(TrialContext):
     # Wrapping
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        """Return the model, on the device of this process and part of every checkpoint."""
+        """Return the model on the device of this process. Checkpoints save it."""
         if not isinstance(model, nn.Module):
             raise TypeError(f"wrap_model({model!r}): pass a torch.nn.Module.")
         for known in self.models:
@@ -100,7 +101,7 @@ class PyTorchTrialContext(TrialContext):
         if self.experimental.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
         model = self.backend.wrap(model)
-        self.gradients.precision.prepare(model)
+        self.precision.prepare(model)
         self.models.append(model)
         return model
 
@@ -111,11 +112,11 @@ class PyTorchTrialContext(TrialContext):
         fp16_compression: bool | None = None,
         average_aggregated_gradients: bool | None = None,
     ) -> Optimizer:
-        """Return the optimizer, known to `step_optimizer` and part of every checkpoint.
+        """Return the optimizer, ready for `step_optimizer`. Checkpoints save it.
 
-        With `aggregation_frequency` above 1 its gradients are averaged over the batches, unless
-        `average_aggregated_gradients` is False. With `fp16_compression` several processes exchange gradients in half
-        precision. `backward_passes_per_step` is for programs that name it; any number of passes is possible.
+        With `aggregation_frequency` above 1, gradients are averaged over the aggregated batches, unless
+        `average_aggregated_gradients` is False. With `fp16_compression`, processes exchange gradients in half
+        precision. `backward_passes_per_step` has no effect: any number of backward passes is possible.
         """
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"wrap_optimizer({optimizer!r}): pass a torch.optim.Optimizer.")
@@ -133,7 +134,7 @@ class PyTorchTrialContext(TrialContext):
         return optimizer
 
     def wrap_lr_scheduler(self, lr_scheduler: Any, step_mode: Mode, frequency: int = 1) -> Any:
-        """Return the scheduler, which the loop steps as `step_mode` says and every checkpoint holds."""
+        """Return the scheduler. The loop steps it according to `step_mode` and `frequency`; checkpoints save it."""
         wrapped = LRScheduler(lr_scheduler, step_mode, frequency)
         optimizer = getattr(lr_scheduler, "optimizer", None)  # a scheduler of the user's own may have none
         if optimizer is not None and not any(known is optimizer for known in self.optimizers):
@@ -143,14 +144,18 @@ class PyTorchTrialContext(TrialContext):
             )
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
         if isinstance(lr_scheduler, plateau) and step_mode is not Mode.MANUAL_STEP:
-            raise errors.InvalidExperimentException(_PLATEAU_REMEDY.format(mode=step_mode.name))
+            raise errors.InvalidExperimentException(
+                f"ReduceLROnPlateau needs a metric, so the loop cannot step it ({step_mode.name}); wrap it with "
+                "LRScheduler.StepMode.MANUAL_STEP, and call scheduler.step(metrics['validation_loss']) in the "
+                "on_validation_end(metrics) of a pytorch.PyTorchCallback."
+            )
         self.lr_schedulers.append(wrapped)
         return lr_scheduler
 
     def wrap_scaler(self, scaler: Any) -> Any:
-        """Return a gradient scaler that the trial uses by itself, as part of every checkpoint.
+        """Return a gradient scaler that the trial uses in `train_batch`. Checkpoints save it.
 
-        Pass it to `step_optimizer(scaler=...)`, and scale losses and update it in `train_batch`.
+        Scale losses and update the scaler in `train_batch`, and pass it to `step_optimizer(scaler=...)`.
         """
         if self.models:
             raise errors.InvalidExperimentException(
@@ -162,20 +167,20 @@ class PyTorchTrialContext(TrialContext):
     def wrap_reducer(
         self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
     ) -> Any:
-        """Return what to update with values: the reducer, or an object with `update` for a function.
+        """Return the reducer to update with values; for a function, an object with an `update` method.
 
-        Its result is reported under `name`; without a name it must be a dict of metrics.
+        The result is reported under `name`; without a name it must be a dict of metrics.
         """
-        handle = self._reducers.wrap(reducer, name, for_training, for_validation)
+        handle = self.reducers.wrap(reducer, name, for_training, for_validation)
         return handle.to(self.device) if isinstance(handle, nn.Module) else handle
 
     def reset_reducers(self) -> None:
-        """Reset all reducers; the loop does so at the start of each window and validation."""
-        self._reducers.reset()
+        """Reset all reducers. The loop does this at the start of each window and validation."""
+        self.reducers.reset()
 
     def reduce_metrics(self, for_training: bool) -> dict[str, Any]:
-        """Return the metrics of all reducers for training, or for validation. All ranks must call this."""
-        return self._reducers.reduce(for_training)
+        """Return the metrics of all reducers for training or for validation. All ranks must call this."""
+        return self.reducers.reduce(for_training)
 
     def configure_apex_amp(
         self,
@@ -194,38 +199,44 @@ class PyTorchTrialContext(TrialContext):
         min_loss_scale: float | None = None,
         max_loss_scale: float | None = 2.0**24,
     ) -> tuple[Any, Any]:
-        """Return (models, optimizers), as they were given, set up for an optimization level of apex.
+        """Set up an optimization level of apex; return (models, optimizers) as given.
 
         O0 is fp32; O1 autocast; O2 half weights with fp32 copies in the optimizer; O3 all half. Half is fp16 on
-        a GPU and bfloat16 on a CPU. Needs no apex; `num_losses` and `verbosity` have no effect.
+        a GPU and bfloat16 on a CPU. apex is not needed. `num_losses` and `verbosity` have no effect.
         """
-        level = apex.level_of(opt_level).override(
+        level = apex.level_of(
+            opt_level,
             autocast=patch_torch_functions,
-            fp32_batchnorm=_flag("keep_batchnorm_fp32", keep_batchnorm_fp32),
+            fp32_batchnorm=apex.flag("keep_batchnorm_fp32", keep_batchnorm_fp32),
             master_weights=master_weights,
             loss_scale=loss_scale,
         )
         if not enabled:
             return models, optimizers
-        chosen_models, chosen_optimizers = _as_list(models), _as_list(optimizers)
-        self._check_wrapped(chosen_models, chosen_optimizers)
-        self._check_only_precision("configure_apex_amp")
+        given_models = models if isinstance(models, (list, tuple)) else [models]
+        given_optimizers = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
+        known = [*self.models, *self.optimizers]
+        for part in (*given_models, *given_optimizers):
+            if not any(part is one for one in known):
+                raise errors.InvalidExperimentException(
+                    f"configure_apex_amp() got a {type(part).__name__} that is not wrapped; call wrap_model() and "
+                    "wrap_optimizer() first."
+                )
         self.backend.check_apex(level.half_weights)
-        self.gradients.precision = apex.choose(
-            models=chosen_models,
-            optimizers=chosen_optimizers,
-            device=self.device,
-            level=level,
-            cast_model_type=cast_model_type,
-            cast_model_outputs=cast_model_outputs,
-            bounds=(min_loss_scale, max_loss_scale or 2.0**24),
-        )
+        bounds = (min_loss_scale, max_loss_scale or 2.0**24)
+        precision = apex.precision_of(level, self.device, cast_model_type, cast_model_outputs, bounds)
+        self.set_precision(precision, given_models)
+        precision.take_over(given_optimizers)
         return models, optimizers
 
-    def set_precision(self, precision: Precision) -> None:
-        """Compute in this precision from now on, with the models that are wrapped already too; once a trial."""
-        self._check_only_precision(precision.title)
-        for model in self.models:
+    def set_precision(self, precision: Precision, models: Sequence[nn.Module] | None = None) -> None:
+        """Compute in this precision, with `models` or all models wrapped so far, and all wrapped later."""
+        if type(self.precision) is not Precision:
+            raise errors.InvalidExperimentException(
+                f"{precision.title} does not go together with {self.precision.title}: a trial has one kind of mixed "
+                "precision, set once. Remove one of the two."
+            )
+        for model in self.models if models is None else models:
             precision.prepare(model)
         self.gradients.precision = precision
 
@@ -238,8 +249,8 @@ class PyTorchTrialContext(TrialContext):
         retain_graph: bool = False,
         create_graph: bool = False,
     ) -> None:
-        """Compute gradients of the loss, as `loss.backward()` does, scaled where the precision needs it."""
-        keep = retain_graph or create_graph  # a graph of gradients goes through that of the loss
+        """Compute gradients like `loss.backward()`, with the loss scaled if the precision needs it."""
+        keep = retain_graph or create_graph  # a second backward goes through the graph of the loss
         self.gradients.precision.scale(loss).backward(gradient, keep, create_graph)  # type: ignore[no-untyped-call]  # of torch
 
     def step_optimizer(
@@ -247,11 +258,11 @@ class PyTorchTrialContext(TrialContext):
         optimizer: Optimizer,
         clip_grads: EditGradients | None = None,
         auto_zero_grads: bool = True,
-        scaler: Scaler | None = None,
+        scaler: GradScaler | None = None,
     ) -> None:
         """Step an optimizer and zero its gradients; with aggregation, on every k-th batch only.
 
-        `clip_grads` is called with the optimizer's parameters after unscaling and before the step:
+        `clip_grads` is called with the optimizer's parameters after unscaling and before the step, for example
         `lambda params: torch.nn.utils.clip_grad_norm_(params, 1.0)`.
         """
         self.gradients.step(optimizer, clip_grads, auto_zero_grads, scaler, self.current_train_batch)
@@ -261,7 +272,7 @@ class PyTorchTrialContext(TrialContext):
         return batches.to_device(data, self.device, self._warned_types)
 
     def batch_mover(self) -> Callable[[Any], Any]:
-        """Return what takes a batch from the loader to where the trial wants it."""
+        """Return the function that moves a batch of the loader to the device, as the trial has configured it."""
         if not self.experimental.auto_to_device:
             return lambda batch: batch
         move = batches.mover(self.device, self._warned_types)
@@ -270,10 +281,10 @@ class PyTorchTrialContext(TrialContext):
         return batches.channels_last(move) if self.experimental.channels_last else move
 
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
-        """Profile the run with `torch.profiler.profile(*args, **kwargs)`; traces go to the TensorBoard folder."""
+        """Profile the run with `torch.profiler.profile(*args, **kwargs)`. Traces go to the TensorBoard folder."""
         self.torch_profiler = TorchProfiler(args, kwargs, self.get_tensorboard_path)
 
-    # Where and what
+    # State of the run
 
     @property
     def device(self) -> torch.device:
@@ -287,17 +298,12 @@ class PyTorchTrialContext(TrialContext):
 
     @property
     def precision(self) -> Precision:
-        """How numbers are kept."""
+        """The number format of weights and computations."""
         return self.gradients.precision
 
     @property
-    def reducers(self) -> ReducerSet:
-        """All reducers that were wrapped."""
-        return self._reducers
-
-    @property
     def services(self) -> Context:
-        """Reporting, checkpoints and preemption of the run."""
+        """The core context of the run: reporting, checkpoints and preemption."""
         if self._services is None:
             raise errors.InternalException(
                 "This context was made to load a trial, not to train it; train within `with pytorch.init():`."
@@ -305,51 +311,51 @@ class PyTorchTrialContext(TrialContext):
         return self._services
 
     def get_experiment_id(self) -> int:
-        """Return the id under which `det experiment describe` shows this run."""
+        """Return the experiment id of this run, as `det experiment describe` takes it."""
         return self.services.recorder.experiment_id
 
     def get_trial_id(self) -> int:
-        """Return the id under which `det trial describe` shows this run."""
+        """Return the trial id of this run, as `det trial describe` takes it."""
         return self.services.recorder.trial_id
 
     def get_trial_seed(self) -> int:
-        """Return the seed of the run, on which the order of its data depends."""
+        """Return the seed of the run. The order of the data depends on it."""
         return self.trial_seed
 
     def get_initial_batch(self) -> int:
         """Return the number of batches that were trained before this run began.
 
-        In the trial's `__init__` those of the checkpoint that the runner or DET_LATEST_CHECKPOINT names, else 0; from
-        the `build_*` methods on those of the checkpoint that `fit` continues from. A loader that is no
-        `pytorch.DataLoader` and is built after asking is taken to begin there by itself.
+        In the trial's `__init__` it is that of the checkpoint which the runner or DET_LATEST_CHECKPOINT names, or 0;
+        from the `build_*` methods on, that of the checkpoint which `fit` continues from. If you call this before you
+        build a loader that is not a `pytorch.DataLoader`, that loader must start at this batch.
         """
         if self._clock is None:
             self.initial_batch_told = self.initial_batch
         return self.initial_batch
 
     def is_epoch_start(self) -> bool:
-        """Say whether the current batch is the first of its epoch."""
+        """Return whether the current batch is the first of its epoch."""
         return self._at_batch("is_epoch_start").is_epoch_start
 
     def is_epoch_end(self) -> bool:
-        """Say whether the current batch is the last of its epoch."""
+        """Return whether the current batch is the last of its epoch."""
         return self._at_batch("is_epoch_end").is_epoch_end
 
     def current_train_epoch(self) -> int:
-        """Return the index of the current batch's epoch, counted from the start of training."""
+        """Return the epoch index of the current batch, counted from the start of training."""
         return self._at_batch("current_train_epoch").epoch_idx
 
     def current_train_batch(self) -> int:
         """Return the index of the current batch, counted from the start of training.
 
-        In `train_batch` and `on_training_epoch_start` that is the batch in training, in validations and all other hooks
-        the batch trained last. A validation before the first batch is told index 0.
+        In `train_batch` and `on_training_epoch_start` it is the batch in training; in validations and all other hooks,
+        the batch trained last. A validation before the first batch gets index 0.
         """
         return self._at_batch("current_train_batch").batch_idx
 
     @property
     def _epoch_len(self) -> int | None:
-        """Batches an epoch on this rank, as old programs ask for it; None for training data without a length."""
+        """Batches per epoch on this rank, for old programs; None if the training data has no length."""
         return self._running("_epoch_len").epoch_len
 
     def get_tensorboard_path(self) -> pathlib.Path:
@@ -371,23 +377,23 @@ class PyTorchTrialContext(TrialContext):
         self.services.scalars.enabled = enable_tensorboard_logging
 
     def get_enable_tensorboard_logging(self) -> bool:
-        """Say whether the loop writes TensorBoard curves."""
+        """Return whether the loop writes TensorBoard curves."""
         return self.services.scalars.enabled
 
     def seed_of_the_program(self) -> int | None:
-        """Return the seed that the program gave torch since this context was made, if no other was asked for."""
+        """Return the seed that the program gave torch after `init`; None if it gave none or the config has one."""
         if self._seed_of_torch is None or torch.initial_seed() == self._seed_of_torch:
             return None
         return torch.initial_seed() % 2**31
 
     def follow(self, clock: Clock | None) -> None:
-        """Answer questions about the current batch by this clock; None when no loop runs."""
+        """Use this clock for questions about the current batch; None when no loop runs."""
         self._clock = clock
 
     def _running(self, call: str) -> Clock:
         if self._clock is None:
             raise errors.InternalException(
-                f"context.{call}() has an answer only while Trainer.fit() runs; call it from train_batch, "
+                f"context.{call}() works only while Trainer.fit() runs; call it from train_batch, "
                 "evaluate_batch or a callback."
             )
         return self._clock
@@ -396,48 +402,6 @@ class PyTorchTrialContext(TrialContext):
         clock = self._running(call)
         if clock.batch_idx < 0:
             raise errors.InternalException(
-                f"context.{call}() has no answer before the first batch; call it from on_training_epoch_start or later."
+                f"context.{call}() works only from the first batch on; call it from on_training_epoch_start or later."
             )
         return clock
-
-    def _check_wrapped(self, models: list[Any], optimizers: list[Any]) -> None:
-        known = [*self.models, *self.optimizers]
-        for part in (*models, *optimizers):
-            if not any(part is one for one in known):
-                raise errors.InvalidExperimentException(
-                    f"configure_apex_amp() got a {type(part).__name__} that is not wrapped; call wrap_model() and "
-                    "wrap_optimizer() first."
-                )
-
-    def _check_only_precision(self, asked: str) -> None:
-        present = self.gradients.precision
-        if type(present) is not Precision:
-            raise errors.InvalidExperimentException(
-                f"{asked} does not go together with {present.title}: a trial has one kind of mixed precision, set "
-                "once. Remove one of the two."
-            )
-
-
-_PLATEAU_REMEDY = """ReduceLROnPlateau cannot be stepped by the loop ({mode}), since it needs a metric; \
-wrap it with LRScheduler.StepMode.MANUAL_STEP and step it from a callback:
-
-    class StepOnPlateau(pytorch.PyTorchCallback):
-        def __init__(self, scheduler):
-            self.scheduler = scheduler
-
-        def on_validation_end(self, metrics):
-            self.scheduler.step(metrics["validation_loss"])
-"""
-
-
-def _as_list(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, (list, tuple)) else [given]
-
-
-def _flag(name: str, value: bool | str | None) -> bool | None:
-    """Read a flag that apex takes as a word too."""
-    words: dict[Any, bool] = {"True": True, "False": False}
-    flag = words.get(value, value)
-    if flag is None or isinstance(flag, bool):
-        return flag
-    raise errors.InvalidExperimentException(f"configure_apex_amp({name}={value!r}): pass True or False.")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from determined import errors
@@ -18,25 +19,20 @@ from determined.pytorch._optim.precision import (
     BoundedScaler,
     EditGradients,
     Scaled,
-    Scaler,
-    StaticScale,
+    StaticScaler,
     cast_floats,
 )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """What an apex optimization level switches on."""
+    """The settings of an apex optimization level."""
 
     autocast: bool = False
     half_weights: bool = False
     fp32_batchnorm: bool = False
     master_weights: bool = False
     loss_scale: float | str = 1.0
-
-    def override(self, **given: Any) -> Level:
-        """Return the level with the settings that were given, not None, in place of its own."""
-        return dataclasses.replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
 LEVELS = {
@@ -47,13 +43,22 @@ LEVELS = {
 }
 
 
-def level_of(opt_level: str) -> Level:
-    """Return the settings of "O0" to "O3"."""
+def level_of(opt_level: str, **overrides: Any) -> Level:
+    """Return the settings of "O0" to "O3", with those overrides that are not None."""
     if opt_level not in LEVELS:
         raise errors.InvalidExperimentException(
             f"configure_apex_amp(opt_level={opt_level!r}): the levels are {', '.join(LEVELS)}; O1 is the usual one."
         )
-    return LEVELS[opt_level]
+    return dataclasses.replace(LEVELS[opt_level], **{name: v for name, v in overrides.items() if v is not None})
+
+
+def flag(name: str, value: bool | str | None) -> bool | None:
+    """Return a flag that apex also takes as a string."""
+    words: dict[Any, bool] = {"True": True, "False": False}
+    found = words.get(value, value)
+    if found is None or isinstance(found, bool):
+        return found
+    raise errors.InvalidExperimentException(f"configure_apex_amp({name}={value!r}): pass True or False.")
 
 
 def precision_of(
@@ -62,26 +67,29 @@ def precision_of(
     half: torch.dtype | None,
     output_type: torch.dtype | None,
     bounds: tuple[float | None, float],
-) -> Scaled:
-    """Return the precision of a level on a device: fp16 on a GPU, bfloat16 elsewhere."""
+) -> ApexPrecision:
+    """Return the precision of a level on a device: fp16 on a GPU, bfloat16 elsewhere.
+
+    Call `prepare` on all models and then `take_over` on all optimizers.
+    """
     dtype = half or (torch.float16 if device.type == "cuda" else torch.bfloat16)
     scaler = _scaler(level.loss_scale, device.type, dtype, bounds)
     if level.half_weights:
-        if not level.master_weights and isinstance(scaler, torch.amp.GradScaler):
+        if not level.master_weights and isinstance(scaler, BoundedScaler):
             raise errors.InvalidExperimentException(
                 "Dynamic loss scaling needs fp32 gradients; pass master_weights=True or a number as loss_scale."
             )
         return HalfWeights(dtype, level, output_type or torch.float32, scaler)
     if level.autocast:
         return ApexAutocast(device.type, dtype, scaler)
-    return ApexFull(scaler)
+    return ApexPrecision(scaler)
 
 
 def _scaler(
     loss_scale: float | str, device_type: str, dtype: torch.dtype, bounds: tuple[float | None, float]
-) -> Scaler | None:
+) -> GradScaler | None:
     if loss_scale == "dynamic":
-        # bfloat16 has the range of fp32: nothing vanishes, so nothing needs scaling.
+        # bfloat16 has the range of fp32, so gradients do not underflow and need no scaling.
         return None if dtype == torch.bfloat16 else BoundedScaler(device_type, *bounds)
     try:
         factor = float(loss_scale)
@@ -91,42 +99,39 @@ def _scaler(
         raise errors.InvalidExperimentException(
             f'configure_apex_amp(loss_scale={loss_scale!r}): pass a number above 0, or "dynamic".'
         )
-    return None if factor == 1.0 else StaticScale(factor)
+    return None if factor == 1.0 else StaticScaler(factor)
 
 
-class _AmpState(Scaled):
-    """Keeps its state where apex programs expect it in a checkpoint."""
+class ApexPrecision(Scaled):
+    """O0: fp32 throughout, and the base of the other levels.
+
+    Keeps its state where apex programs expect it in a checkpoint: under `amp_state`.
+    """
 
     title = "configure_apex_amp"
 
+    def take_over(self, optimizers: Sequence[Optimizer]) -> None:
+        """Make optimizers step in this precision."""
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the state under `amp_state`."""
-        return {"amp_state": self._amp_state()}
+        """Return the entries of a checkpoint that belong to the precision."""
+        return {"amp_state": {} if self._scaler is None else {"scaler": self._scaler.state_dict()}}
 
     def load_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Take over the state from `amp_state`."""
-        self._load_amp_state(checkpoint.get("amp_state", {}))
-
-    def _amp_state(self) -> dict[str, Any]:
-        return {} if self._scaler is None else {"scaler": self._scaler.state_dict()}
-
-    def _load_amp_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the entries of a checkpoint that belong to the precision."""
+        state = checkpoint.get("amp_state", {})
         if self._scaler is not None and "scaler" in state:
             self._scaler.load_state_dict(state["scaler"])
 
 
-class ApexFull(_AmpState):
-    """O0: fp32 throughout."""
-
-
-class ApexAutocast(_AmpState, Autocast):
+class ApexAutocast(ApexPrecision, Autocast):
     """O1: fp32 weights, autocast around every forward."""
 
 
-class HalfWeights(_AmpState):
-    """O2 and O3: models in half precision; optimizers on fp32 copies of the weights if asked."""
+class HalfWeights(ApexPrecision):
+    """O2 and O3: models in half precision; with `master_weights`, optimizers step on fp32 copies of the weights."""
 
-    def __init__(self, dtype: torch.dtype, level: Level, output_type: torch.dtype, scaler: Scaler | None) -> None:
+    def __init__(self, dtype: torch.dtype, level: Level, output_type: torch.dtype, scaler: GradScaler | None) -> None:
         super().__init__(scaler)
         self._dtype = dtype
         self._level = level
@@ -134,59 +139,59 @@ class HalfWeights(_AmpState):
         self._masters: dict[int, list[tuple[Tensor, nn.Parameter]]] = {}
 
     def prepare(self, model: nn.Module) -> None:
-        """Turn a model's weights to half, its inputs to half and its outputs back."""
+        """Cast a model's weights and inputs to half, and its outputs back."""
         _halve(model, self._dtype, self._level.fp32_batchnorm)
-        hook = _CastHook(self._dtype, self._output_type)
-        model.register_forward_pre_hook(hook.enter, with_kwargs=True)
-        model.register_forward_hook(hook.leave)
+        # Hooks without a reference to this object: copies of the model copy their hooks.
+        model.register_forward_pre_hook(functools.partial(_cast_inputs, self._dtype), with_kwargs=True)
+        model.register_forward_hook(functools.partial(_cast_output, self._output_type))
 
     def take_over(self, optimizers: Sequence[Optimizer]) -> None:
-        """Put fp32 copies of the weights into the optimizers, if the level has them."""
+        """Give the optimizers fp32 copies of the weights, if the level has them."""
         if self._level.master_weights:
             for optimizer in optimizers:
                 pairs = self._masters[id(optimizer)] = _master_copies(optimizer)
-                # Trials call it too, and mean the gradients that backward leaves in the model.
+                # Trials call zero_grad() as well, to zero the gradients of the model.
                 zero_grad = functools.partial(_zero_both, optimizer.zero_grad, [p for _, p in pairs])
                 optimizer.zero_grad = zero_grad  # type: ignore[method-assign]  # of this object alone
 
     def groups_of(self, optimizer: Optimizer) -> list[list[nn.Parameter]]:
-        """Return the parameters of which the optimizer has fp32 copies."""
+        """Return the parameters of the model, not their fp32 copies."""
         originals = {id(master): parameter for master, parameter in self._masters.get(id(optimizer), [])}
         return [[originals.get(id(one), one) for one in group] for group in super().groups_of(optimizer)]
 
-    def step(self, optimizer: Optimizer, edit: EditGradients | None, scaler: Scaler | None) -> None:
+    def step(self, optimizer: Optimizer, edit: EditGradients | None, scaler: GradScaler | None) -> None:
         """Step on the fp32 copies, then round them into the model."""
         pairs = self._masters.get(id(optimizer), [])
         for master, parameter in pairs:
             master.grad = None if parameter.grad is None else parameter.grad.to(torch.float32)
         super().step(optimizer, edit, scaler)
-        _round(pairs)
+        with torch.no_grad():
+            for master, parameter in pairs:
+                parameter.copy_(master)
 
-    def _amp_state(self) -> dict[str, Any]:
-        masters = [[master.detach() for master, _ in pairs] for pairs in self._masters.values()]
-        return super()._amp_state() | {"master_weights": masters}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the entries of a checkpoint that belong to the precision, fp32 copies included."""
+        state = super().state_dict()
+        state["amp_state"]["master_weights"] = [[m.detach() for m, _ in pairs] for pairs in self._masters.values()]
+        return state
 
-    def _load_amp_state(self, state: Mapping[str, Any]) -> None:
-        super()._load_amp_state(state)
-        saved = state.get("master_weights") or [[p for _, p in pairs] for pairs in self._masters.values()]
+    def load_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Restore them; fp32 copies that the checkpoint does not hold get the weights of the model."""
+        super().load_state_dict(checkpoint)
+        saved = checkpoint.get("amp_state", {}).get("master_weights")
+        saved = saved or [[parameter for _, parameter in pairs] for pairs in self._masters.values()]
         with torch.no_grad():
             for pairs, weights in zip(self._masters.values(), saved, strict=True):
                 for (master, _), weight in zip(pairs, weights, strict=True):
                     master.copy_(weight)
 
 
-class _CastHook:
-    """Casts a module's inputs and outputs; apart from the precision, which copies of the model must not take along."""
+def _cast_inputs(dtype: torch.dtype, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return cast_floats(args, dtype), cast_floats(kwargs, dtype)
 
-    def __init__(self, input_type: torch.dtype, output_type: torch.dtype) -> None:
-        self._input_type = input_type
-        self._output_type = output_type
 
-    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        return cast_floats(args, self._input_type), cast_floats(kwargs, self._input_type)
-
-    def leave(self, module: nn.Module, args: Any, output: Any) -> Any:
-        return cast_floats(output, self._output_type)
+def _cast_output(dtype: torch.dtype, module: nn.Module, args: Any, output: Any) -> Any:
+    return cast_floats(output, dtype)
 
 
 def _halve(model: nn.Module, dtype: torch.dtype, fp32_batchnorm: bool) -> None:
@@ -216,28 +221,3 @@ def _zero_both(zero_copies: Callable[[bool], None], originals: list[nn.Parameter
             parameter.grad = None
         elif parameter.grad is not None:
             parameter.grad.zero_()
-
-
-@torch.no_grad()
-def _round(pairs: list[tuple[Tensor, nn.Parameter]]) -> None:
-    for master, parameter in pairs:
-        parameter.copy_(master)
-
-
-def choose(
-    *,
-    models: Sequence[nn.Module],
-    optimizers: Sequence[Optimizer],
-    device: torch.device,
-    level: Level,
-    cast_model_type: torch.dtype | None,
-    cast_model_outputs: torch.dtype | None,
-    bounds: tuple[float | None, float],
-) -> Scaled:
-    """Return the precision for these models and optimizers, and make them fit it."""
-    precision = precision_of(level, device, cast_model_type, cast_model_outputs, bounds)
-    for model in models:
-        precision.prepare(model)
-    if isinstance(precision, HalfWeights):
-        precision.take_over(optimizers)
-    return precision

@@ -1,6 +1,6 @@
-"""Free parameters: those of wrapped optimizers that belong to no wrapped model, such as a temperature.
+"""Free parameters: parameters of wrapped optimizers that belong to no wrapped model, such as a temperature.
 
-Checkpoints hold them and ranks agree on them as on the weights of models.
+Checkpoints save them and ranks keep them equal, like the weights of models.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 STATE_KEY = "free_parameters"
 _GRADIENT = "free."
-"""What precedes the name of a gradient; those of models begin with a number."""
+"""Prefix of the names of gradients; those of models begin with a number."""
 
 
 def named(context: PyTorchTrialContext) -> dict[str, nn.Parameter]:
@@ -38,10 +38,7 @@ def named(context: PyTorchTrialContext) -> dict[str, nn.Parameter]:
 
 
 def check(context: PyTorchTrialContext) -> None:
-    """Refuse free parameters that a checkpoint could not hold or that ranks have not alike. All ranks must call this.
-
-    Raises before any batch is trained.
-    """
+    """Raise for free parameters that cannot be saved or that differ between ranks. All ranks must call this."""
     for optimizer in context.optimizers:
         context.backend.accept(optimizer)
     free = named(context)
@@ -57,12 +54,12 @@ def check(context: PyTorchTrialContext) -> None:
         if any(one != per_rank[0] for one in per_rank):
             raise errors.InvalidExperimentException(
                 f"The ranks have different parameters that belong to no wrapped model: {per_rank}. Build the "
-                "optimizers alike on every rank."
+                "same optimizers on every rank."
             )
 
 
 def describe(name: str, parameter: Tensor) -> str:
-    """Say where a free parameter is and what shape it has."""
+    """Return the position and the shape of a free parameter in words."""
     number, group, position = name.split(".")
     return f"parameter {position} of group {group} of optimizer {number} (shape {tuple(parameter.shape)})"
 
@@ -73,7 +70,7 @@ def _fault(parameter: Tensor) -> str | None:
     if parameter.is_meta:
         return "has no values (it is on the meta device)"
     if hasattr(parameter, "placements"):
-        return "is a DTensor, which the program itself spreads over ranks"
+        return "is a DTensor, which the program itself shards over ranks"
     return None
 
 
@@ -81,14 +78,14 @@ def _fault(parameter: Tensor) -> str | None:
 
 
 def state(context: PyTorchTrialContext) -> dict[str, Any]:
-    """Return the entry of a checkpoint that holds the free parameters; nothing if there are none."""
+    """Return the entry of a checkpoint with the free parameters; an empty dict if there are none."""
     values = {name: parameter.detach() for name, parameter in named(context).items()}
     return {STATE_KEY: values} if values else {}
 
 
 @torch.no_grad()
 def restore(context: PyTorchTrialContext, checkpoint: Mapping[str, Any]) -> None:
-    """Put saved values into the free parameters; warn of those that the checkpoint does not hold."""
+    """Restore the free parameters; warn about those that the checkpoint does not hold."""
     saved, free = checkpoint.get(STATE_KEY), named(context)
     if not isinstance(saved, Mapping):
         saved = {}
@@ -109,12 +106,12 @@ def restore(context: PyTorchTrialContext, checkpoint: Mapping[str, Any]) -> None
 
 
 def gradients(context: PyTorchTrialContext) -> dict[str, Tensor]:
-    """Return the gradients that free parameters have, as between aggregated steps."""
+    """Return the gradients of free parameters, which exist between aggregated steps."""
     return {_GRADIENT + name: one.grad for name, one in named(context).items() if one.grad is not None}
 
 
 def restore_gradients(context: PyTorchTrialContext, saved: Mapping[str, Tensor]) -> None:
-    """Put back what `gradients` returned, and drop all others."""
+    """Restore what `gradients` returned, and drop all other gradients of free parameters."""
     for name, parameter in named(context).items():
         gradient = saved.get(_GRADIENT + name)
         parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
@@ -124,9 +121,9 @@ def restore_gradients(context: PyTorchTrialContext, saved: Mapping[str, Tensor])
 
 
 def share(context: PyTorchTrialContext) -> dict[Optimizer, Callable[[], None]]:
-    """Give free parameters the chief's values, and return what averages their gradients before an optimizer steps.
+    """Broadcast the chief's free parameters; return functions that average their gradients before an optimizer steps.
 
-    Nothing is returned for a process that trains alone. All ranks must call this.
+    Returns none for a process that trains alone. All ranks must call this.
     """
     free = named(context)
     ids = {id(parameter) for parameter in free.values()}

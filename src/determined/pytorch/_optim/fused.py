@@ -1,4 +1,4 @@
-"""Optimizers that step in one kernel, where torch has such a kernel."""
+"""Optimizers that step in one fused kernel, if torch has one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _KINDS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 
 def kept_settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a parameter group that say how it steps, not where to."""
+    """Return the settings of a parameter group that choose the implementation of its step, not its result."""
     return {name: group[name] for name in ("fused", "foreach", "capturable") if name in group}
 
 
 def fuse(optimizers: list[Optimizer], models: list[nn.Module], say: Callable[[str], None]) -> None:
-    """Let optimizers of CUDA parameters step fused, unless their program says how they should step; say which do."""
+    """Let optimizers of CUDA parameters step fused, unless the program chose how they step; print which do."""
     if any(getattr(module, "sparse", False) for model in models for module in model.modules()):
         return  # there is no fused step on sparse gradients
     fused = [optimizer for optimizer in optimizers if is_free_to_fuse(optimizer)]
@@ -32,7 +32,7 @@ def fuse(optimizers: list[Optimizer], models: list[nn.Module], say: Callable[[st
 
 
 def is_free_to_fuse(optimizer: Optimizer) -> bool:
-    """Say whether torch can step an optimizer fused, and its program leaves that to torch."""
+    """Return whether torch has a fused step for an optimizer and the program leaves the choice to torch."""
     if type(optimizer) not in _KINDS:
         return False
     undecided = all(
@@ -46,13 +46,13 @@ def set_fused(optimizer: Optimizer) -> None:
     """Let an optimizer step fused from now on."""
     for settings in (optimizer.defaults, *optimizer.param_groups):
         settings["fused"] = True
-    # As its constructor does: a gradient scaler then leaves unscaling, and steps that overflowed, to the kernel.
+    # As its constructor does: a gradient scaler then leaves unscaling and skipping steps to the kernel.
     optimizer.__dict__["_step_supports_amp_scaling"] = True
     place_steps(optimizer)
 
 
 def place_steps(optimizer: Optimizer) -> None:
-    """Put an optimizer's counters of steps where its parameters are."""
+    """Move an optimizer's step counters to the device of its parameters."""
     for parameter, state in optimizer.state.items():
         if isinstance(state.get("step"), torch.Tensor):
             state["step"] = state["step"].to(parameter.device, torch.float32)

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from torch import nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from determined import errors
-from determined.pytorch._optim.precision import EditGradients, Precision, Scaler, divide_gradients
+from determined.pytorch._optim.precision import EditGradients, Precision, divide_gradients
 
 
 class Gradients:
-    """Steps optimizers on every `aggregation`-th batch, on averaged gradients where asked."""
+    """Steps optimizers on every `aggregation`-th batch."""
 
     def __init__(self, aggregation: int) -> None:
         self.aggregation = aggregation
         self.precision = Precision()
         self._averages: dict[Optimizer, bool] = {}
         self.before_first_step: Callable[[], None] | None = None
-        """Called once, when gradients are there for the first time."""
+        """Called once, before the first step."""
         self.exchanges: Mapping[Optimizer, Callable[[], None]] = {}
-        """What to call before an optimizer steps: averages gradients over ranks that no wrapped model does."""
+        """Functions to call before an optimizer steps: they average gradients of its free parameters over ranks."""
         self.zeroes_in_place = False
-        """Whether gradients stay where they are when they are zeroed."""
+        """Whether gradients are zeroed in place instead of dropped."""
 
     def register(self, optimizer: Optimizer, average: bool) -> None:
-        """Know an optimizer, and whether its aggregated gradients are averaged or summed."""
+        """Accept an optimizer in `step`; `average` its aggregated gradients or leave them summed."""
         self._averages[optimizer] = average
 
     def step(
@@ -35,10 +35,10 @@ class Gradients:
         optimizer: Optimizer,
         clip_grads: EditGradients | None,
         auto_zero_grads: bool,
-        scaler: Scaler | None,
+        scaler: GradScaler | None,
         batch_idx: Callable[[], int],
     ) -> None:
-        """Step an optimizer if this batch is one to step on."""
+        """Step an optimizer if this batch ends an aggregation."""
         if optimizer not in self._averages:
             raise errors.InvalidExperimentException(
                 f"step_optimizer() got an optimizer that is not wrapped ({type(optimizer).__name__}); "
@@ -48,7 +48,7 @@ class Gradients:
         if self.aggregation > 1:
             if not auto_zero_grads:
                 raise errors.InvalidExperimentException(
-                    f"step_optimizer(auto_zero_grads=False) does not go with aggregation_frequency="
+                    f"step_optimizer(auto_zero_grads=False) does not work with aggregation_frequency="
                     f"{self.aggregation}: gradients are zeroed after each aggregated step. Leave it at True."
                 )
             if (batch_idx() + 1) % self.aggregation:
@@ -65,7 +65,7 @@ class Gradients:
             self.precision.zero_grad(optimizer, self.zeroes_in_place)
 
     def _average_then(self, clip_grads: EditGradients | None) -> EditGradients:
-        def edit(parameters: list[nn.Parameter]) -> Any:
+        def edit(parameters: list[nn.Parameter]) -> None:
             divide_gradients(parameters, self.aggregation)
             if clip_grads is not None:
                 clip_grads(parameters)

@@ -1,4 +1,4 @@
-"""When learning rates move."""
+"""LR schedulers, and when the loop steps them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Mode(enum.Enum):
 class LRScheduler:
     """A torch scheduler and when the loop steps it.
 
-    With `frequency=n` it moves on every n-th epoch, batch or optimizer step. With gradient aggregation it
-    moves only on batches where the optimizer does.
+    With `frequency=n` it steps on every n-th epoch, batch or optimizer step. With gradient aggregation it
+    steps only on batches on which the optimizer steps.
     """
 
     StepMode = Mode
@@ -43,11 +43,11 @@ class LRScheduler:
         self.frequency = frequency
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Move the learning rate; for `MANUAL_STEP`, called by the trial."""
+        """Step the scheduler. With `MANUAL_STEP` the trial calls this."""
         self._scheduler.step(*args, **kwargs)
 
     def get_last_lr(self) -> list[float]:
-        """Return the learning rates that the scheduler set last, one a parameter group."""
+        """Return the current learning rates, one per parameter group."""
         return list(self._scheduler.get_last_lr())
 
     def state_dict(self) -> dict[str, Any]:
@@ -55,25 +55,25 @@ class LRScheduler:
         return dict(self._scheduler.state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the state of the torch scheduler."""
+        """Restore the state of the torch scheduler."""
         self._scheduler.load_state_dict(state_dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AutoStep:
-    """Steps one scheduler after each batch for which its mode says so."""
+    """Steps one scheduler after batches, according to its mode."""
 
     scheduler: LRScheduler
     clock: Clock
     aggregation: int
 
     def after_batch(self) -> None:
-        """Step as often as the batch that was just trained asks for."""
+        """Step as often as is due after the batch that was just trained."""
         for _ in range(self.steps_due(self.clock.batch_idx)):
             self.scheduler.step()
 
     def steps_due(self, batch_idx: int) -> int:
-        """Return how many steps follow the batch: 0 unless the optimizer steps on it."""
+        """Return the number of steps due after a batch: 0 unless the optimizer steps on it."""
         trained = batch_idx + 1
         if trained % self.aggregation:
             return 0
@@ -88,11 +88,11 @@ class AutoStep:
 
 
 def auto_steps(schedulers: list[LRScheduler], clock: Clock, aggregation: int) -> list[AutoStep]:
-    """Return the steppers of all schedulers that the loop steps."""
+    """Return an `AutoStep` for each scheduler that the loop steps."""
     for scheduler in schedulers:
         if scheduler.step_mode is Mode.STEP_EVERY_EPOCH and not clock.has_epochs:
             raise errors.InvalidExperimentException(
-                "A scheduler has the mode STEP_EVERY_EPOCH, but the training data has no length, so that no epoch "
+                "A scheduler has the mode STEP_EVERY_EPOCH, but the training data has no length, so no epoch "
                 "ends; wrap it with LRScheduler.StepMode.STEP_EVERY_BATCH and a frequency."
             )
     return [AutoStep(s, clock, aggregation) for s in schedulers if s.step_mode is not Mode.MANUAL_STEP]

@@ -1,12 +1,13 @@
-"""Number formats: full, autocast, half weights; and the loss scaling they need."""
+"""Number formats: full precision, autocast, half weights; and the loss scaling they need."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 EditGradients = Callable[[list[nn.Parameter]], object]
@@ -14,26 +15,13 @@ EditGradients = Callable[[list[nn.Parameter]], object]
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
-class Scaler(Protocol):
-    """What `torch.amp.GradScaler` does: keeps small half-precision gradients from vanishing."""
-
-    def scale(self, outputs: Tensor) -> Tensor: ...
-
-    def unscale_(self, optimizer: Optimizer) -> None: ...
-
-    def step(self, optimizer: Optimizer) -> object: ...
-
-    def update(self) -> None: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
-
-
 class Precision:
     """Full precision, and the base of the others: what happens at each stage of a batch."""
 
     title = "full precision"
+
+    def __init__(self, scaler: GradScaler | None = None) -> None:
+        self._scaler = scaler
 
     def prepare(self, model: nn.Module) -> None:
         """Make a model, already on its device, compute in this precision."""
@@ -46,24 +34,23 @@ class Precision:
         """Return the loss to call backward on."""
         return loss
 
-    def step(self, optimizer: Optimizer, edit: EditGradients | None, scaler: Scaler | None) -> None:
+    def step(self, optimizer: Optimizer, edit: EditGradients | None, scaler: GradScaler | None) -> None:
         """Step an optimizer; `edit` sees its parameters after unscaling and before the step."""
-        if scaler is None:
-            if edit is not None:
-                edit(parameters_of(optimizer))
-            optimizer.step()
-            return
         if edit is not None:
-            scaler.unscale_(optimizer)
+            if scaler is not None:
+                scaler.unscale_(optimizer)
             edit(parameters_of(optimizer))
-        scaler.step(optimizer)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
 
     def zero_grad(self, optimizer: Optimizer, in_place: bool) -> None:
-        """Drop the gradients of an optimizer's parameters, or set them to zero where they are."""
+        """Drop the gradients of an optimizer's parameters, or set them to zero in place."""
         if in_place or not _zeroes_like_torch(optimizer):
             optimizer.zero_grad(set_to_none=not in_place)
             return
-        for group in optimizer.param_groups:  # what torch does, but it looks at each gradient before
+        for group in optimizer.param_groups:  # as torch does, without reading each gradient first
             for parameter in group["params"]:
                 parameter.grad = None
 
@@ -71,11 +58,14 @@ class Precision:
         """Finish a batch after all optimizers have stepped."""
 
     def forget_batch(self) -> None:
-        """Drop what is known of the steps of a batch that is begun anew."""
+        """Forget which optimizers have stepped in a batch that is trained again from its start."""
+        if isinstance(self._scaler, GradScaler):
+            self._scaler._per_optimizer_states.clear()
 
     def state_tensors(self) -> list[Tensor]:
-        """Return the tensors in which the precision keeps what it adapts."""
-        return []
+        """Return the tensors of the scaler's state."""
+        kept = (getattr(self._scaler, "_scale", None), getattr(self._scaler, "_growth_tracker", None))
+        return [tensor for tensor in kept if isinstance(tensor, Tensor)]
 
     @property
     def has_work_after_batch(self) -> bool:
@@ -84,100 +74,69 @@ class Precision:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the entries of a checkpoint that belong to the precision."""
-        return {}
+        return {} if self._scaler is None else {"scaler_state_dict": self._scaler.state_dict()}
 
     def load_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Take over the entries of a checkpoint that belong to the precision."""
-
-
-class ManualScaling(Precision):
-    """Full precision, with a scaler that the trial uses by itself and we save."""
-
-    title = "wrap_scaler"
-
-    def __init__(self, scaler: Scaler) -> None:
-        self._scaler = scaler
-
-    def forget_batch(self) -> None:
-        """Let the scaler forget which optimizers have stepped."""
-        _forget_steps(self._scaler)
-
-    def state_tensors(self) -> list[Tensor]:
-        """Return those of the scaler."""
-        return _tensors_of(self._scaler)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the scaler."""
-        return {"scaler_state_dict": self._scaler.state_dict()}
-
-    def load_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Take over the state of the scaler."""
-        if "scaler_state_dict" in checkpoint:
+        """Restore the entries of a checkpoint that belong to the precision."""
+        if self._scaler is not None and "scaler_state_dict" in checkpoint:
             self._scaler.load_state_dict(checkpoint["scaler_state_dict"])
 
 
-class Scaled(Precision):
-    """Loss scaling by ourselves, with any scaler or none; the base of the mixed precisions."""
+class ManualScaling(Precision):
+    """Full precision, with a scaler that the trial uses and checkpoints save."""
 
-    def __init__(self, scaler: Scaler | None) -> None:
-        self._scaler = scaler
+    title = "wrap_scaler"
+
+
+class Scaled(Precision):
+    """Loss scaling with a scaler or none; the base of the mixed precisions."""
+
+    def __init__(self, scaler: GradScaler | None) -> None:
+        super().__init__(scaler)
         self._stepped: set[int] = set()
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return the loss, scaled."""
         return loss if self._scaler is None else self._scaler.scale(loss)
 
-    def step(self, optimizer: Optimizer, edit: EditGradients | None, scaler: Scaler | None) -> None:
+    def step(self, optimizer: Optimizer, edit: EditGradients | None, scaler: GradScaler | None) -> None:
         """Step an optimizer on unscaled gradients."""
         if scaler is None and self._scaler is not None:
-            if id(optimizer) in self._stepped:  # a second step within the batch; a scaler allows one an update
+            if id(optimizer) in self._stepped:  # a second step in this batch; a scaler allows one per update
                 self.after_batch()
             self._stepped.add(id(optimizer))
             scaler = self._scaler
-            # A step that the scaler leaves out is no reason for torch to warn of schedulers that go first.
+            # torch would warn that the scheduler steps first if the scaler skips the first step.
             optimizer.__dict__["_opt_called"] = True
         super().step(optimizer, edit, scaler)
 
     def after_batch(self) -> None:
-        """Let the scaler adapt, once a batch in which something stepped."""
+        """Let the scaler adapt, once per batch in which an optimizer stepped."""
         if self._stepped and self._scaler is not None:
             self._scaler.update()
         self._stepped.clear()
 
     def forget_batch(self) -> None:
         """Forget which optimizers have stepped."""
+        super().forget_batch()
         self._stepped.clear()
-        _forget_steps(self._scaler)
-
-    def state_tensors(self) -> list[Tensor]:
-        """Return those of the scaler."""
-        return _tensors_of(self._scaler)
 
 
 class Autocast(Scaled):
-    """Autocast around the forward of every model, outputs back in fp32."""
+    """Autocast around the forward of every model, outputs cast back to fp32."""
 
     title = "use_amp"
 
-    def __init__(self, device_type: str, dtype: torch.dtype, scaler: Scaler | None) -> None:
+    def __init__(self, device_type: str, dtype: torch.dtype, scaler: GradScaler | None) -> None:
         super().__init__(scaler)
         self._device_type = device_type
         self._dtype = dtype
 
     def prepare(self, model: nn.Module) -> None:
-        """Add hooks, which copies of the model keep, around its forward."""
+        """Add hooks around the model's forward; copies of the model keep them."""
         hook = _AutocastHook(self._device_type, self._dtype)
         model.register_forward_pre_hook(hook.enter)
         model.register_forward_hook(hook.leave, always_call=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the scaler."""
-        return {} if self._scaler is None else {"scaler_state_dict": self._scaler.state_dict()}
-
-    def load_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Take over the state of the scaler."""
-        if self._scaler is not None and "scaler_state_dict" in checkpoint:
-            self._scaler.load_state_dict(checkpoint["scaler_state_dict"])
 
 
 class _AutocastHook:
@@ -194,50 +153,48 @@ class _AutocastHook:
         self._open.append(context)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> Any:
-        if self._open:  # nothing is, where another hook failed before ours began
+        if self._open:  # empty if another hook failed before ours ran
             self._open.pop().__exit__(None, None, None)
         return cast_floats(output, torch.float32, only=HALF_TYPES)
 
 
-class StaticScale:
-    """A scaler with a fixed factor, which never skips a step."""
+class StaticScaler(GradScaler):
+    """A scaler with a fixed factor; it never skips a step."""
 
     def __init__(self, factor: float) -> None:
+        super().__init__(enabled=False)
         self._factor = factor
         self._unscaled: set[int] = set()
 
-    def scale(self, outputs: Tensor) -> Tensor:
+    def scale(self, outputs: Any) -> Any:
         """Return the outputs times the factor."""
         return outputs * self._factor
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the gradients by the factor; once before each step."""
+        """Divide the gradients by the factor, once before each step."""
         divide_gradients(parameters_of(optimizer), self._factor)
         self._unscaled.add(id(optimizer))
 
-    def step(self, optimizer: Optimizer) -> object:
-        """Unscale if nobody has, then step."""
+    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Unscale the gradients unless `unscale_` did, then step."""
         if id(optimizer) not in self._unscaled:
             self.unscale_(optimizer)
         self._unscaled.discard(id(optimizer))
-        return optimizer.step()
-
-    def update(self) -> None:
-        """Change nothing: the factor is fixed."""
+        return optimizer.step(*args, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the factor."""
         return {"scale": self._factor}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the factor that the program asks for."""
+        """Keep the factor of the program."""
 
 
-class BoundedScaler(torch.amp.GradScaler):
+class BoundedScaler(GradScaler):
     """A dynamic scaler whose factor stays within bounds."""
 
-    def __init__(self, device_type: str, smallest: float | None, largest: float, start: float = 2.0**16) -> None:
-        super().__init__(device_type, init_scale=max(min(start, largest), smallest or 0.0))
+    def __init__(self, device_type: str, smallest: float | None, largest: float) -> None:
+        super().__init__(device_type, init_scale=max(min(2.0**16, largest), smallest or 0.0))
         self._smallest = smallest
         self._largest = largest
 
@@ -248,23 +205,13 @@ class BoundedScaler(torch.amp.GradScaler):
             self._scale.clamp_(min=self._smallest, max=self._largest)
 
 
-def _forget_steps(scaler: Any) -> None:
-    if isinstance(scaler, torch.amp.GradScaler):
-        scaler._per_optimizer_states.clear()
-
-
-def _tensors_of(scaler: Any) -> list[Tensor]:
-    kept = (getattr(scaler, "_scale", None), getattr(scaler, "_growth_tracker", None))
-    return [tensor for tensor in kept if isinstance(tensor, Tensor)]
-
-
 def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
     """Return all parameters of an optimizer."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def divide_gradients(parameters: Iterable[nn.Parameter], divisor: float) -> None:
-    """Divide the gradients that there are, in place."""
+    """Divide gradients in place; parameters without one are skipped."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     if any(gradient.layout is not torch.strided for gradient in gradients):
         for gradient in gradients:
@@ -294,5 +241,5 @@ def _rebuilt(original: Mapping[str, Any], values: dict[str, Any]) -> Any:
 
 
 def _zeroes_like_torch(optimizer: Optimizer) -> bool:
-    """Say whether neither the class of an optimizer nor anybody else has changed how it zeroes gradients."""
+    """Return whether an optimizer has the `zero_grad` of torch, not one of its class or a patched one."""
     return type(optimizer).zero_grad is Optimizer.zero_grad and "zero_grad" not in vars(optimizer)
