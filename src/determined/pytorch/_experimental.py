@@ -1,14 +1,15 @@
-"""Opt-ins that a trial switches on in its constructor."""
+"""Options that a trial sets in its constructor."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from determined import errors
-from determined.pytorch._accelerate.cuda_graphs.options import GraphOptions
-from determined.pytorch._optim.precision import Autocast
+from determined.pytorch._optim.precision import HALF_TYPES, Autocast
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -17,25 +18,46 @@ if TYPE_CHECKING:
     from determined.pytorch._context import PyTorchTrialContext
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GraphOptions:
+    """The arguments of `use_cuda_graphs`, checked."""
+
+    warmup: int
+    max_graphs: int
+    verify: bool
+
+    def __post_init__(self) -> None:
+        for name, value, smallest in (("warmup", self.warmup, 3), ("max_graphs", self.max_graphs, 1)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
+                raise errors.InvalidExperimentException(
+                    f"use_cuda_graphs({name}={value!r}): pass an int of at least {smallest}."
+                )
+        if not isinstance(self.verify, bool):
+            raise errors.InvalidExperimentException(f"use_cuda_graphs(verify={self.verify!r}): pass True or False.")
+
+
 class PyTorchExperimentalContext:
-    """Opt-ins: automatic mixed precision, and leaving checks and moves to the trial."""
+    """Options of training: mixed precision, compilation, CUDA graphs, DDP, FSDP, data checks and moves.
+
+    Call its methods in the trial's `__init__`, as `context.experimental.use_amp()`.
+    """
 
     def __init__(self, parent: PyTorchTrialContext) -> None:
         self._parent = parent
         self.dataset_checks = True
-        """Whether a bare torch loader from a build method is refused."""
+        """Whether the build methods must return a `pytorch.DataLoader`."""
         self.auto_to_device = True
         """Whether the loop moves batches to the device."""
         self.prefetches = True
-        """Whether batches travel to a GPU on a stream of their own."""
+        """Whether batches are copied to a GPU on a separate stream."""
         self.channels_last = False
-        """Whether models and batches of images are kept with their channels last."""
+        """Whether models and batches of images use the channels-last memory format."""
         self.compile_options: dict[str, Any] | None = None
-        """Options of `torch.compile` for all models; None to leave them as they are."""
+        """Options of `torch.compile` for all models; None if they are not compiled."""
         self.graph_options: GraphOptions | None = None
-        """How batches are replayed as CUDA graphs; None to train them one by one."""
+        """Options of CUDA graphs; None if batches are not captured."""
         self.fuses_optimizers = True
-        """Whether optimizers on a GPU step in one kernel where torch has one."""
+        """Whether optimizers on a GPU use a fused kernel if torch has one."""
 
     def use_amp(self, dtype: torch.dtype | None = None) -> None:
         """Run every model's forward under autocast, scale losses, and step on unscaled gradients.
@@ -45,37 +67,39 @@ class PyTorchExperimentalContext:
         """
         device = self._parent.device.type
         dtype = dtype or (torch.float16 if device == "cuda" else torch.bfloat16)
-        if dtype not in (torch.float16, torch.bfloat16):
+        if dtype not in HALF_TYPES:
             raise errors.InvalidExperimentException(f"use_amp(dtype={dtype}): pass torch.float16 or torch.bfloat16.")
         scaler = torch.amp.GradScaler(device) if dtype == torch.float16 else None
         self._parent.set_precision(Autocast(device, dtype, scaler))
 
     def use_compile(self, **options: Any) -> None:
-        """Compile every model with `torch.compile` and these options when training starts, for evaluation too.
+        """Compile every model with `torch.compile` and these options when training starts, also for evaluation.
 
-        The first batches take longer, up to minutes, and say so. Weights keep their names in checkpoints.
+        The first batches take longer, up to minutes, with a message. Weights keep their names in checkpoints.
         """
-        from determined.pytorch._accelerate import compile as compiling
-
-        compiling.check_options(options)
+        known = inspect.signature(torch.compile).parameters.keys() - {"model"}
+        if unknown := sorted(options.keys() - known):
+            raise errors.InvalidExperimentException(
+                f"use_compile({unknown[0]}=...): the options of torch.compile are {sorted(known)}."
+            )
         self.compile_options = options
 
     def use_cuda_graphs(self, *, warmup: int = 3, max_graphs: int = 8, verify: bool = False) -> None:
         """Capture whole batches (forward, backward, clipping, steps, scaling) as CUDA graphs, and replay them.
 
-        Worth much where the GPU waits for Python. The first `warmup` batches train as ever, then each form of batches
-        (shapes, types) is captured once, `max_graphs` of them at most. Python code in `train_batch` runs only while
-        capturing, so that it must do the same for every batch. What cannot be captured trains as ever, after a message
-        that says why. With `verify` some batches are trained both ways, and compared.
+        This helps most if the GPU waits for Python. The first `warmup` batches train without a graph; then each form
+        of batches (shapes, types) is captured once, at most `max_graphs` of them. Python code in `train_batch` runs
+        only during the capture, so it must do the same for every batch. Batches that cannot be captured train without
+        a graph, with a message that gives the reason. With `verify`, some batches are trained both ways and compared.
         """
         self.graph_options = GraphOptions(warmup=warmup, max_graphs=max_graphs, verify=verify)
 
     def disable_fused_optimizers(self) -> None:
-        """Let optimizers on a GPU step as their program made them, not in one kernel where torch has one."""
+        """Keep the step implementation of optimizers on a GPU. By default they use a fused kernel if torch has one."""
         self.fuses_optimizers = False
 
     def use_channels_last(self) -> None:
-        """Keep models and batches of images (four dimensions) with their channels last, as convolutions like best.
+        """Keep models and batches of images (four dimensions) in channels-last memory format, for fast convolutions.
 
         Call it before `wrap_model`.
         """
@@ -84,15 +108,14 @@ class PyTorchExperimentalContext:
         self.channels_last = True
 
     def disable_prefetch(self) -> None:
-        """Move batches to a GPU on the stream that trains, not while the one before is trained."""
+        """Copy batches to a GPU on the training stream, not in parallel to the training of the batch before."""
         self.prefetches = False
 
     def use_ddp(self, *, sync_batch_norm: bool = False, **options: Any) -> None:
-        """Train with several processes by DDP with these options, such as `find_unused_parameters=True`.
+        """Set options of `torch.nn.parallel.DistributedDataParallel`, such as `find_unused_parameters=True`.
 
-        They are those of `torch.nn.parallel.DistributedDataParallel`. With `sync_batch_norm` batch norm layers
-        compute their statistics over all ranks, on GPUs only. Call it before `wrap_model`; in one process it has no
-        effect.
+        With `sync_batch_norm`, batch norm layers compute their statistics over all ranks (on GPUs only). Call it
+        before `wrap_model`. It has no effect in one process.
         """
         if self._parent.models:
             raise errors.InvalidExperimentException("use_ddp() came after wrap_model(); call it before.")
@@ -107,22 +130,22 @@ class PyTorchExperimentalContext:
         reshard_after_forward: bool = True,
         offload_to_cpu: bool = False,
     ) -> None:
-        """Spread weights, gradients and optimizer state over all processes by FSDP2, for models too large for one GPU.
+        """Shard weights, gradients and optimizer state over all processes by FSDP2, for models too large for one GPU.
 
-        `units` are the classes of modules, or a function that picks modules, whose weights are gathered together
-        while they compute; by default the parts of the model's lists and sequences of modules. `mixed_precision` is
-        `torch.bfloat16` or a `torch.distributed.fsdp.MixedPrecisionPolicy`. With `activation_checkpointing` units
-        compute their activations once more in backward instead of keeping them. Without `reshard_after_forward` whole
-        weights are kept from forward to backward: faster, with more memory. With `offload_to_cpu` weights and
-        optimizer state are kept in host memory. Call it before `wrap_model`, and start the program with torchrun.
+        `units` are the module classes, or a function that selects modules, whose weights are gathered together
+        while they compute; by default the entries of the model's `ModuleList`s and `Sequential`s. `mixed_precision` is
+        `torch.bfloat16` or a `torch.distributed.fsdp.MixedPrecisionPolicy`. With `activation_checkpointing`, units
+        recompute their activations in backward instead of keeping them. Without `reshard_after_forward`, full weights
+        are kept from forward to backward: faster, with more memory. With `offload_to_cpu`, weights and optimizer state
+        are kept in host memory. Call it before `wrap_model`, and start the program with torchrun.
         """
         if self._parent.models or self._parent.optimizers:
             raise errors.InvalidExperimentException("use_fsdp() came after wrap_model(); call it before.")
-        if not self._parent.trains:  # it is looked at in one process, with whole models
+        if not self._parent.trains:  # loaded in one process, with whole models
             return
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             raise errors.InvalidExperimentException(
-                "use_fsdp() spreads models over processes, but there is no process group; start the program with "
+                "use_fsdp() shards models over processes, but there is no process group; start the program with "
                 "`torchrun --nproc-per-node N train.py`, also for one process."
             )
         from determined.pytorch._backends import fsdp
@@ -139,16 +162,15 @@ class PyTorchExperimentalContext:
     def disable_dataset_reproducibility_checks(self) -> None:
         """Accept any loader from the build methods, such as a torch `DataLoader`.
 
-        The trial then shards data over ranks by itself, and shuffled data may continue in another order after a
-        resume.
+        The trial must then shard data over ranks, and shuffled data may continue in another order after a resume.
         """
         self.dataset_checks = False
 
     def disable_auto_to_device(self) -> None:
-        """Hand batches to the trial as the loader gave them; move them with `context.to_device`."""
+        """Pass batches to the trial as the loader yields them; move them with `context.to_device`."""
         self.auto_to_device = False
 
-    # Old places of calls that are the context's own now.
+    # Methods of the context, for programs that call them here.
 
     def wrap_reducer(self, *args: Any, **kwargs: Any) -> Any:
         """Call `context.wrap_reducer`."""

@@ -1,1 +1,1 @@
-"""Options that make a program faster: `torch.compile`, CUDA graphs."""
+"""Options that make an unmodified program faster: precision, `torch.compile`, CUDA graphs."""

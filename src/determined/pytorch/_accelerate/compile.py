@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -10,16 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from determined import errors
 from determined.pytorch._context import PyTorchTrialContext
 
 _numbers = itertools.count()
 
 
 class CompiledForward:
-    """The compiled `forward` of one module; its hooks, such as those of mixed precision, stay outside.
+    """The compiled `forward` of one module. Hooks, such as those of mixed precision, are not compiled.
 
-    A copy of the module gets one of its own.
+    A copy of the module gets a compiled forward of its own.
     """
 
     def __init__(self, module: nn.Module, options: Mapping[str, Any]) -> None:
@@ -27,11 +25,11 @@ class CompiledForward:
         self._options = dict(options)
         forward = type(module).forward
 
-        # A function of ours: torch's compiler passes over those of torch, such as the forward of nn.Sequential.
+        # A function of ours: torch's compiler skips functions of torch itself, such as the forward of nn.Sequential.
         def run(*args: Any, **kwargs: Any) -> Any:
             return forward(module, *args, **kwargs)
 
-        # Code of its own for each module: the compiler counts the variants of a piece of code, and gives up at some.
+        # A code object per module: the compiler limits how often it recompiles one code object.
         run.__code__ = run.__code__.replace(co_name=f"compiled_forward_{next(_numbers)}")
         self._run = torch.compile(run, **self._options)
 
@@ -46,17 +44,8 @@ class CompiledForward:
         return CompiledForward, (self._module, self._options)
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse what `torch.compile` has no option for."""
-    known = inspect.signature(torch.compile).parameters.keys() - {"model"}
-    if unknown := sorted(options.keys() - known):
-        raise errors.InvalidExperimentException(
-            f"use_compile({unknown[0]}=...): the options of torch.compile are {sorted(known)}."
-        )
-
-
 def compile_models(context: PyTorchTrialContext) -> bool:
-    """Compile the models of a trial that asked for it, once; say whether there were any to compile."""
+    """Compile the models of a trial that uses `use_compile`, each once; return whether any were compiled now."""
     options = context.experimental.compile_options
     if options is None:
         return False

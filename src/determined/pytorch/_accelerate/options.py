@@ -1,4 +1,4 @@
-"""The section `optimizations` of an experiment config: what makes an unmodified program faster."""
+"""The section `optimizations` of an experiment config: settings that make an unmodified program faster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from determined import errors
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._optim import apex
 
-_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "O1": None}
 _LEVELS = ("O0", "O1", "O2", "O3")
 _KNOWN = {
     "average_aggregated_gradients",
@@ -29,23 +29,35 @@ _KNOWN = {
 
 @contextlib.contextmanager
 def applied(context: PyTorchTrialContext, config: Mapping[str, Any] | None) -> Iterator[None]:
-    """Apply what a config asks for to the trial of a context, and for the time of the block to torch."""
+    """Apply the settings of a config to a context and, inside the block, to torch."""
     section = _section(config)
-    _apply_precision(context, section.get("mixed_precision"))
-    if (compiles := _flag_or_map("compile", section.get("compile"))) is not None:
-        context.experimental.use_compile(**compiles)
-    if _flag("channels_last", section.get("channels_last")):
-        context.experimental.use_channels_last()
-    if (graphs := _flag_or_map("cuda_graphs", section.get("cuda_graphs"))) is not None:
-        _use_graphs(context, graphs)
-    if _flag("fused_optimizer", section.get("fused_optimizer")) is False:
-        context.experimental.disable_fused_optimizers()
-    with _tf32(_flag("tf32", section.get("tf32"))):
+    experimental = context.experimental
+    precision = section.get("mixed_precision")
+    if precision in _AUTOCAST:
+        experimental.use_amp(_AUTOCAST[precision])
+    elif precision is not None and precision not in _LEVELS:
+        raise errors.InvalidExperimentException(
+            f"optimizations.mixed_precision={precision!r} in the config: use one of bf16, fp16, {', '.join(_LEVELS)}."
+        )
+    if (options := _options(section, "compile")) is not None:
+        experimental.use_compile(**options)
+    if _flag(section, "channels_last"):
+        experimental.use_channels_last()
+    if (options := _options(section, "cuda_graphs")) is not None:
+        known = inspect.signature(experimental.use_cuda_graphs).parameters
+        if unknown := sorted(options.keys() - known.keys()):
+            raise errors.InvalidExperimentException(
+                f"optimizations.cuda_graphs.{unknown[0]} in the config: the options are {', '.join(known)}."
+            )
+        experimental.use_cuda_graphs(**options)
+    if _flag(section, "fused_optimizer") is False:
+        experimental.disable_fused_optimizers()
+    with _tf32(_flag(section, "tf32")):
         yield
 
 
 def with_optimizations(config: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with settings that go before those of its own section."""
+    """Return a config with settings that override those of its section."""
     if unknown := sorted(settings.keys() - _KNOWN):
         raise errors.InvalidExperimentException(
             f"init(optimizations={{{unknown[0]!r}: ...}}): the settings are {', '.join(sorted(_KNOWN))}."
@@ -54,7 +66,7 @@ def with_optimizations(config: Mapping[str, Any] | None, settings: Mapping[str, 
 
 
 def apply_level(context: PyTorchTrialContext) -> None:
-    """Set up the level of apex that the config asks for, now that all models and optimizers are wrapped."""
+    """Set up the apex level of the config. Call it when all models and optimizers are wrapped."""
     level = _section(context.config_if_any).get("mixed_precision")
     if level in ("O2", "O3") and not isinstance(context.precision, apex.HalfWeights):
         context.configure_apex_amp(context.models, context.optimizers, opt_level=level)
@@ -63,47 +75,30 @@ def apply_level(context: PyTorchTrialContext) -> None:
 def _section(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
     section = (config or {}).get("optimizations") or {}
     if not isinstance(section, Mapping):
-        raise errors.InvalidExperimentException(f"optimizations={section!r} in the config: write a map of settings.")
+        raise errors.InvalidExperimentException(
+            f"optimizations={section!r} in the config is not a mapping of settings."
+        )
     return section
 
 
-def _apply_precision(context: PyTorchTrialContext, asked: Any) -> None:
-    if asked in _TYPES:
-        context.experimental.use_amp(_TYPES[asked])
-    elif asked == "O1":
-        context.experimental.use_amp()
-    elif asked is not None and asked not in _LEVELS:
-        choices = ", ".join([*_TYPES, *_LEVELS])
-        raise errors.InvalidExperimentException(
-            f"optimizations.mixed_precision={asked!r} in the config: choose one of {choices}."
-        )
-
-
-def _use_graphs(context: PyTorchTrialContext, options: Mapping[str, Any]) -> None:
-    known = inspect.signature(context.experimental.use_cuda_graphs).parameters
-    if unknown := sorted(options.keys() - known.keys()):
-        raise errors.InvalidExperimentException(
-            f"optimizations.cuda_graphs.{unknown[0]} in the config: the options are {', '.join(known)}."
-        )
-    context.experimental.use_cuda_graphs(**options)
-
-
-def _flag(name: str, value: Any) -> bool | None:
+def _flag(section: Mapping[str, Any], name: str) -> bool | None:
+    value = section.get(name)
     if value is not None and not isinstance(value, bool):
         raise errors.InvalidExperimentException(f"optimizations.{name}={value!r} in the config: write true or false.")
     return value
 
 
-def _flag_or_map(name: str, value: Any) -> Mapping[str, Any] | None:
-    """Return the options that go with a setting that is switched on; None if it is off."""
+def _options(section: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """Return the options of a setting that is on; None if it is off."""
+    value = section.get(name)
     if isinstance(value, Mapping):
         return value
-    return {} if _flag(name, value) else None
+    return {} if _flag(section, name) else None
 
 
 @contextlib.contextmanager
 def _tf32(enabled: bool | None) -> Iterator[None]:
-    """Let GPUs multiply fp32 matrices with fewer bits inside the block, or keep them from it; None changes nothing."""
+    """Allow or forbid TF32 for fp32 matrix products inside the block; None changes nothing."""
     if enabled is None:
         yield
         return

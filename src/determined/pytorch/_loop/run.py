@@ -13,7 +13,7 @@ import torch
 
 from determined import tracking
 from determined.pytorch._accelerate.compile import compile_models
-from determined.pytorch._accelerate.cuda_graphs.graphs import graphed
+from determined.pytorch._accelerate.cuda_graphs.graphs import step_functions
 from determined.pytorch._accelerate.options import apply_level
 from determined.pytorch._callback import Callbacks
 from determined.pytorch._checkpoint import format as checkpoint_format
@@ -133,8 +133,8 @@ def _train(
         display,
         saver,
         training_together(context, clock),
-        graphed(context, trial.train_batch, context.batch_mover(), display.say) as ways,
-        _after_batch(context, clock, with_precision=not ways.ends_batches) as after_batch,
+        step_functions(context, trial.train_batch, context.batch_mover(), display.say) as steps,
+        _after_batch(context, clock, with_precision=not steps.ends_batches) as after_batch,
         Timings(settings.profiler, context.services.profiler, context.device) as timings,
     ):
         loop = Loop(
@@ -142,8 +142,8 @@ def _train(
             progress=progress,
             clock=clock,
             fetch=fetch,
-            to_device=ways.to_device,
-            train_batch=ways.train_batch,
+            to_device=steps.to_device,
+            train_batch=steps.train_batch,
             after_batch=after_batch,
             validation=validation,
             saver=saver,

@@ -16,12 +16,12 @@ _PLAIN = (str, bytes, int, float, complex, type(None))
 
 
 class CapturedBatch:
-    """What `train_batch` did with one batch, to be done again with others of the same form."""
+    """What `train_batch` does with one batch, captured to be replayed with others of the same form."""
 
     def __init__(
         self, batch: Any, train_batch: Callable[[Any], Any], parameters: Sequence[nn.Parameter], pool: Any
     ) -> None:
-        """Capture, without running anything on the GPU. If that fails, everything is as it was before."""
+        """Capture, without running anything on the GPU. A failure leaves everything as it was before."""
         self._inputs: list[Tensor] = []
         own = map_tensors(self._own_input, batch)
         self._graph = torch.cuda.CUDAGraph()
@@ -43,14 +43,14 @@ class CapturedBatch:
         self._gradients = after if has_own else None
 
     def replay(self, batch: Any) -> dict[str, Any]:
-        """Train with a batch, in host memory or on the device; returns its metrics. Waits for nothing."""
+        """Train with a batch, in host memory or on the device, and return its metrics. Does not wait for the GPU."""
         for own, given in zip(self._inputs, tensors_in(batch), strict=True):
             own.copy_(given, non_blocking=True)
         self._graph.replay()
-        if self._gradients is not None:  # the program keeps gradients from batch to batch: those of this graph
+        if self._gradients is not None:  # the program keeps gradients between batches: those of this graph
             for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
                 parameter.grad = gradient
-        # The next replay writes over what this one returned.
+        # The next replay overwrites the outputs of this one.
         return {name: None if value is None else value.clone() for name, value in self._metrics.items()}
 
     def _own_input(self, tensor: Tensor) -> Tensor:
@@ -60,14 +60,14 @@ class CapturedBatch:
 
 
 def form_of(data: Any) -> Any:
-    """Return what must be the same for a graph to be of use: structure, sizes and types, and all that is no tensor."""
+    """Return what must be equal for a graph to be replayed: structure, shapes, types, and all values but tensors."""
     if isinstance(data, (Tensor, np.ndarray)):
         return tuple(data.shape), data.dtype
     if isinstance(data, Mapping):
         return type(data), tuple((key, form_of(value)) for key, value in data.items())
     if isinstance(data, (list, tuple)):
         return type(data), *map(form_of, data)
-    return data if isinstance(data, _PLAIN) else object()  # anything else is taken for new each time
+    return data if isinstance(data, _PLAIN) else object()  # other values never compare equal
 
 
 def tensors_in(data: Any) -> Iterator[Tensor]:
@@ -86,15 +86,15 @@ def tensors_in(data: Any) -> Iterator[Tensor]:
 def _undone_on_failure(
     parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None], pool: Any
 ) -> Iterator[None]:
-    """Put back what a capture that fails has changed: gradients, random numbers, where memory comes from."""
+    """Restore what a failed capture has changed: gradients, random numbers, the memory pool."""
     device = torch.cuda.current_device()
     generator = torch.cuda.default_generators[device]
     numbers = generator.clone_state()
     try:
         yield
     except BaseException:
-        generator.graphsafe_set_state(numbers)  # the other state still waits for its capture to end
-        with contextlib.suppress(RuntimeError, AttributeError):  # torch did so itself, unless that failed too
+        generator.graphsafe_set_state(numbers)  # the current state still waits for its capture to end
+        with contextlib.suppress(RuntimeError, AttributeError):  # torch does this itself, unless it failed too
             torch._C._cuda_endAllocateToPool(device, pool)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient

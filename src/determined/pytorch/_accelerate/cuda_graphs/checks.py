@@ -1,14 +1,11 @@
-"""What keeps a batch from being captured in a CUDA graph, found out while batches train as ever."""
+"""Checks for what a CUDA graph cannot capture, done while batches train without a graph."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import linecache
 import pathlib
-import sys
 import traceback
-import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,30 +18,21 @@ from determined.pytorch._data import rng
 from determined.pytorch._data.batch import digest
 from determined.pytorch._metrics.reducers import ReducerSet
 
-_OURS = (str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(torch.__file__).parent))
+_NOT_OF_PROGRAM = (str(pathlib.Path(__file__).parents[3]), str(pathlib.Path(torch.__file__).parent), "<")
+"""Beginnings of file names: this library, torch, and generated code."""
 _WAITING = "called a synchronizing CUDA operation"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why batches are not captured, and where in the program."""
-
-    reason: str
-    place: str | None = None
-
-    def __str__(self) -> str:
-        return self.reason + (f", at {self.place}" if self.place else "")
-
-
 class Inspection:
-    """Trains batches without a graph and notes what a graph could not repeat."""
+    """Trains batches without a graph and notes the first thing that a graph could not repeat."""
 
     def __init__(self, reducers: ReducerSet) -> None:
         self._reducers = reducers
-        self.refusal: Refusal | None = None
+        self.refusal: str | None = None
+        """Why batches cannot be captured, and where in the program."""
 
     def train(self, train_batch: Callable[[], Any], batch: Any) -> Any:
-        """Return what `train_batch` returns, having looked at everything it does."""
+        """Run `train_batch`, check everything it does, and return its metrics."""
         numbers, reduced = _host_numbers(), _contents(self._reducers.state_dict())
         with _noting_waits(self._note), _CopyWatch(self._note):
             metrics = train_batch()
@@ -53,28 +41,31 @@ class Inspection:
         if _contents(self._reducers.state_dict()) != reduced:
             self._note("train_batch() updates a reducer, which only Python can")
         if (name := _plain_metric(metrics)) is not None:
-            self._note(f"the metric {name!r} is a number of Python, which a graph would repeat; return a tensor")
+            self._note(f"the metric {name!r} is a Python number, which a graph would repeat; return a tensor")
         if not _is_on_device(batch):
-            self._note("batches hold tensors in host memory, which a graph does not reach")
+            self._note("batches hold tensors in host memory, which a graph cannot read")
         return metrics
 
     def index(self, value: int) -> int:
-        """Return an index of a batch that tells when the program computes with it."""
+        """Return a batch index that notes when the program computes with it."""
         return _watched(value, self._note)
 
     def _note(self, reason: str, place: str | None = None) -> None:
         if self.refusal is None:
-            self.refusal = Refusal(reason, place)
+            self.refusal = _at(reason, place)
 
 
-def refusal_of(error: BaseException) -> Refusal:
-    """Return why a capture failed: the first error in its chain, at the last line that is the program's."""
+def refusal_of(error: BaseException) -> str:
+    """Return why a capture failed: the first error in its chain, at the last line of the program."""
     while error.__context__ is not None:
         error = error.__context__
-    frames = traceback.extract_tb(error.__traceback__)
-    place = next((_described(f.filename, f.lineno) for f in reversed(frames) if _is_of_program(f.filename)), None)
     first = str(error).strip().partition("\n")[0]
-    return Refusal(f"the capture failed ({type(error).__name__}: {first})", place)
+    place = _place_in_program(traceback.extract_tb(error.__traceback__))
+    return _at(f"the capture failed ({type(error).__name__}: {first})", place)
+
+
+def _at(reason: str, place: str | None) -> str:
+    return reason + (f", at {place}" if place else "")
 
 
 @contextlib.contextmanager
@@ -96,7 +87,7 @@ def _noting_waits(note: Callable[[str, str | None], None]) -> Iterator[None]:
 
 
 class _CopyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
-    """Notes tensors that are sent from the host, whose memory a graph would read again when it has long been freed."""
+    """Notes tensors that are copied from the host: a graph would read their memory again after it was freed."""
 
     def __init__(self, note: Callable[[str, str | None], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # of torch
@@ -107,7 +98,7 @@ class _CopyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torc
         if func in _COPIES and isinstance(result, Tensor) and result.is_cuda:
             source = args[1] if func is torch.ops.aten.copy_.default else args[0]
             if source.device.type == "cpu":
-                self._note("train_batch() sends a tensor to the GPU by itself", _calling_place())
+                self._note("train_batch() sends a tensor to the GPU by itself", _place_in_program())
         return result
 
 
@@ -119,7 +110,7 @@ def _host_numbers() -> Any:
 
 
 def _contents(value: Any) -> Any:
-    """Return something that is equal for equal structures of tensors and plain values."""
+    """Return a value that is equal for equal structures of tensors and plain values."""
     return digest(value), repr(value)
 
 
@@ -140,13 +131,16 @@ def _is_on_device(data: Any) -> bool:
 
 
 def _watched(value: int, note: Callable[[str, str | None], None]) -> int:
-    """Return a number that notes the first computation with it: its result would be the same in every replay."""
+    """Return an int that notes computations with it: their results would be the same in every replay."""
 
     def noting(name: str) -> Callable[..., Any]:
         method = getattr(int, name)
 
         def compute(self: int, *args: Any) -> Any:
-            note("train_batch() computes with the index of the batch, which a graph would repeat", _calling_place())
+            note(
+                "train_batch() computes with the index of the batch, which a graph would repeat",
+                _place_in_program(),
+            )
             return method(int(self), *args)
 
         return compute
@@ -164,17 +158,11 @@ _COMPUTATIONS = (
 # fmt: on
 
 
-def _calling_place() -> str | None:
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if _is_of_program(frame.f_code.co_filename):
-            return _described(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back
-    return None
-
-
-def _is_of_program(filename: str) -> bool:
-    return not filename.startswith((*_OURS, "<"))
+def _place_in_program(frames: traceback.StackSummary | None = None) -> str | None:
+    """Return the innermost line of the program in a traceback, by default in the current stack."""
+    frames = traceback.extract_stack() if frames is None else frames
+    of_program = (frame for frame in reversed(frames) if not frame.filename.startswith(_NOT_OF_PROGRAM))
+    return next((_described(frame.filename, frame.lineno) for frame in of_program), None)
 
 
 def _described(filename: str, line: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Training by CUDA graphs: the first batches as ever, the others as replays of what was captured."""
+"""Training by CUDA graphs: the first batches train without a graph, the others as replays of what was captured."""
 
 from __future__ import annotations
 
@@ -12,54 +12,54 @@ from typing import Any
 import torch
 
 from determined.pytorch._accelerate.cuda_graphs.capture import CapturedBatch, form_of
-from determined.pytorch._accelerate.cuda_graphs.checks import Inspection, Refusal, refusal_of
+from determined.pytorch._accelerate.cuda_graphs.checks import Inspection, refusal_of
 from determined.pytorch._accelerate.cuda_graphs.optimizers import CapturableOptimizers
-from determined.pytorch._accelerate.cuda_graphs.options import GraphOptions
 from determined.pytorch._accelerate.cuda_graphs.verify import Verification
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data.batch import host_bytes
 from determined.pytorch._data.prefetch import SMALLEST
+from determined.pytorch._experimental import GraphOptions
 from determined.pytorch._optim.precision import parameters_of
 
 TrainBatch = Callable[[Any, int, int], Any]
 Move = Callable[[Any], Any]
 
 _LATER_WARMUP = 2
-"""Batches of a further form that train as ever before they are captured."""
-_MOST_FORMS = 1000
-_WORTH_A_CAPTURE = 50
-"""Replays that make up for a capture."""
+"""Batches of a further form that train without a graph before one is captured."""
+_MAX_FORMS = 1000
+_MIN_REPLAYS = 50
+"""Replays that make up for the time of a capture."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Ways:
-    """How batches are trained and get to the device."""
+class StepFunctions:
+    """The functions that train a batch and move it to the device."""
 
     train_batch: TrainBatch
     to_device: Move
     ends_batches: bool
-    """Whether training a batch includes what the precision does at its end."""
+    """Whether `train_batch` includes the precision's `after_batch`."""
 
 
 @contextlib.contextmanager
-def graphed(
+def step_functions(
     context: PyTorchTrialContext, train_batch: TrainBatch, move: Move, say: Callable[[str], None]
-) -> Iterator[Ways]:
-    """Give how batches are trained and moved: by CUDA graphs if the trial asked for them, else as ever."""
+) -> Iterator[StepFunctions]:
+    """Give the functions of a training step: with CUDA graphs if the trial uses them, else those passed in."""
     options = context.experimental.graph_options
     if options is not None and (reason := _obstacle(context)) is not None:
         say(f"Training goes on without CUDA graphs: {reason}.")
         options = None
     if options is None:
-        yield Ways(train_batch, move, ends_batches=False)
+        yield StepFunctions(train_batch, move, ends_batches=False)
         return
     own = torch.cuda.Stream(context.device)  # type: ignore[no-untyped-call]  # of torch
     outer = torch.cuda.current_stream(context.device)
     own.wait_stream(outer)
-    # All of the training on one stream, since what is captured there must find the rest of it there.
+    # All training runs on the stream on which batches are captured.
     with torch.cuda.stream(own), _gradients_kept(context):
         training = GraphedTraining(context, train_batch, options, say)
-        yield Ways(training.train, training.mover(move), ends_batches=True)
+        yield StepFunctions(training.train, training.mover(move), ends_batches=True)
     outer.wait_stream(own)
 
 
@@ -72,7 +72,7 @@ def _obstacle(context: PyTorchTrialContext) -> str | None:
         if not parameter.is_cuda:
             return f"an optimizer has a parameter of shape {tuple(parameter.shape)} in host memory"
     if not context.experimental.auto_to_device:
-        return "batches stay in host memory (disable_auto_to_device), where a graph does not reach"
+        return "batches stay in host memory (disable_auto_to_device), which a graph cannot read"
     return None
 
 
@@ -87,9 +87,9 @@ def _gradients_kept(context: PyTorchTrialContext) -> Iterator[None]:
 
 
 class GraphedTraining:
-    """Trains batches in place of `train_batch`: captures them when it has seen enough of them, and replays.
+    """Trains batches in place of `train_batch`: captures each form of batches after a warm-up, and replays it.
 
-    What cannot be captured is trained as ever, with one message that says why.
+    Batches that cannot be captured train without a graph, with one message that gives the reason.
     """
 
     def __init__(
@@ -110,19 +110,18 @@ class GraphedTraining:
         self._constants = self._settings()
         self._graphs: dict[Any, CapturedBatch] = {}
         self._seen: dict[Any, int] = {}
-        self._captures = 0
         self._replays = 0
-        self._vain_captures = 0
+        self._wasted_captures = 0
         self._form: Any = None
         self._pool = torch.cuda.graph_pool_handle()
         self._inspection = Inspection(context.reducers)
         self._verification = Verification(context) if options.verify else None
         self._captures_more = True
         if (reason := self._optimizers.refusal()) is not None:
-            self._give_up(Refusal(reason))
+            self._give_up(reason)
 
     def mover(self, move: Move) -> Move:
-        """Return what takes a batch to the device; a small one that will be replayed goes there by the replay."""
+        """Return the function that moves a batch to the device, except small ones, which a replay moves itself."""
 
         def moved(batch: Any) -> Any:
             self._form = form_of(batch)
@@ -138,7 +137,7 @@ class GraphedTraining:
         self._optimizers.update()
         if not (self._graphs or self._captures_more):
             return self._eagerly(batch, epoch_idx, batch_idx)
-        self._look_at_settings()
+        self._check_settings()
         graph = self._graphs.get(self._key())
         if graph is None and self._is_captured_now():
             graph = self._capture(batch, epoch_idx, batch_idx)
@@ -150,18 +149,18 @@ class GraphedTraining:
         return graph.replay(batch)
 
     def _key(self) -> Any:
-        """Return what a graph is for: a form of batches, and whether optimizers step."""
+        """Return the key of a graph: the form of its batches, and whether optimizers step."""
         every = self._context.aggregation_frequency
         return self._form, every == 1 or (self._context.current_train_batch() + 1) % every == 0
 
     def _on_device(self, batch: Any) -> Any:
-        """Return a batch that a replay would have taken there."""
+        """Return a batch on the device, where `mover` has not moved it."""
         return self._context.to_device(batch)
 
     # Without a graph
 
     def _eagerly(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        """Train a batch as ever; one of the first is looked at, for what a graph could not repeat."""
+        """Train a batch without a graph; one of the first is inspected for what a graph could not repeat."""
         if not (self._captures_more and self._is_inspected_now()):
             return self._step(batch, epoch_idx, batch_idx)
         inspection = self._inspection
@@ -172,7 +171,7 @@ class GraphedTraining:
         return metrics
 
     def _step(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        """Do all that belongs to a batch: what a graph holds."""
+        """Do everything that belongs to a batch: this is what a graph captures."""
         with self._optimizers.ready():
             metrics = self._train_batch(batch, epoch_idx, batch_idx)
             self._context.precision.after_batch()
@@ -184,24 +183,24 @@ class GraphedTraining:
         return self._options.warmup if len(self._seen) == 1 else _LATER_WARMUP
 
     def _is_inspected_now(self) -> bool:
-        """Say whether this batch is the last but one before a capture: the first and the last set up what it needs."""
+        """Return whether this batch is the last but one before a capture: the first and the last initialize state."""
         return self._seen.get(self._key()) == self._warmup() - 1
 
     def _is_captured_now(self) -> bool:
-        """Say whether enough batches of this form have been trained, and count this one."""
+        """Count this batch, and return whether enough batches of its form have been trained."""
         if not self._captures_more:
             return False
         key = self._key()
         seen = self._seen.get(key, 0)
         self._seen[key] = seen + 1
-        if len(self._seen) > _MOST_FORMS or (seen and self._captures >= self._options.max_graphs):
+        if len(self._seen) > _MAX_FORMS or (seen and len(self._graphs) >= self._options.max_graphs):
             limit = f"max_graphs={self._options.max_graphs}"
-            self._give_up(Refusal(f"batches come in more forms (sizes, types, values besides tensors) than {limit}"))
+            self._give_up(f"batches come in more forms (sizes, types, values besides tensors) than {limit}")
             return False
         return seen >= self._warmup()
 
     def _capture(self, batch: Any, epoch_idx: int, batch_idx: int) -> CapturedBatch | None:
-        """Return the graph of a batch, which is yet to be trained; None if it cannot be captured."""
+        """Capture a batch without training it; return the graph, or None if that fails."""
         began = time.monotonic()
 
         def step(own: Any) -> Any:
@@ -213,30 +212,29 @@ class GraphedTraining:
             self._context.precision.forget_batch()
             self._give_up(refusal_of(error))
             return None
-        self._captures += 1
         self._graphs[self._key()] = graph
-        if self._captures == 1 and not self._vain_captures:
+        if len(self._graphs) == 1 and not self._wasted_captures:
             self._say(f"Batches are replayed as a CUDA graph, captured in {time.monotonic() - began:.1f} s.")
         return graph
 
-    def _look_at_settings(self) -> None:
-        """Drop all graphs if something changed that they hold as a constant."""
+    def _check_settings(self) -> None:
+        """Drop all graphs if a setting changed that they hold as a constant."""
         before, self._constants = self._constants, self._settings()
         if before == self._constants or not self._graphs:
             return
         self._graphs.clear()
         self._seen.clear()
-        self._vain_captures += self._replays < _WORTH_A_CAPTURE
-        self._captures = self._replays = 0
-        if self._vain_captures > 1:
+        self._wasted_captures += self._replays < _MIN_REPLAYS
+        self._replays = 0
+        if self._wasted_captures > 1:
             name = self._optimizers.changed_setting(before) or "which parameters require gradients"
-            self._give_up(Refusal(f"{name} changes again and again, which a graph holds as a constant"))
+            self._give_up(f"{name} changes again and again, which a graph holds as a constant")
 
     def _settings(self) -> tuple[Any, ...]:
         return *self._optimizers.settings(), *(parameter.requires_grad for parameter in self._parameters)
 
-    def _give_up(self, refusal: Refusal) -> None:
-        """Capture nothing more; graphs that there are go on."""
+    def _give_up(self, refusal: str) -> None:
+        """Capture no more graphs; those captured stay in use."""
         self._captures_more = False
         what = "Other batches train" if self._graphs else "Training goes on"
         self._say(f"{what} without CUDA graphs: {refusal}.")
@@ -250,5 +248,5 @@ class GraphedTraining:
         )
         if difference is not None:
             self._graphs.clear()
-            self._give_up(Refusal(f"the replay of batch {batch_idx} and train_batch() differ in {difference}"))
+            self._give_up(f"the replay of batch {batch_idx} and train_batch() differ in {difference}")
         return metrics

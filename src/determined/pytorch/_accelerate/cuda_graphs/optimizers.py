@@ -13,10 +13,10 @@ from determined.pytorch._optim.fused import place_steps
 
 
 class CapturableOptimizers:
-    """Makes optimizers capturable for the time of a batch, and their learning rates tensors where they can be.
+    """Makes optimizers capturable during a batch, with learning rates as tensors if possible.
 
-    Outside of a batch all settings are what the program and its schedulers made them: plain numbers, which both may
-    read and write, and which checkpoints hold.
+    Outside of a batch, all settings are the plain numbers that the program and its schedulers read and write and that
+    checkpoints save.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
@@ -31,7 +31,7 @@ class CapturableOptimizers:
                 optimizer.__dict__["_warned_capturable_if_run_uncaptured"] = True  # torch warns of eager batches
 
     def refusal(self) -> str | None:
-        """Say what keeps steps from being captured, if anything does."""
+        """Return why steps cannot be captured; None if they can."""
         for optimizer in self._optimizers:
             is_fused_sgd = isinstance(optimizer, torch.optim.SGD) and optimizer.param_groups[0].get("fused")
             if "capturable" not in optimizer.defaults and not is_fused_sgd:
@@ -39,12 +39,12 @@ class CapturableOptimizers:
         return None
 
     def update(self) -> None:
-        """Bring the tensors to the learning rates that the program and its schedulers have set."""
+        """Copy the learning rates that the program and its schedulers have set into the tensors."""
         for rate in self._rates:
             rate.update()
 
     def settings(self) -> tuple[Any, ...]:
-        """Return what a captured step holds as constants: when it changes, the graph is of no use any more."""
+        """Return the settings that a captured step holds as constants: a change invalidates the graph."""
         return tuple(
             value
             for group in self._groups
@@ -53,7 +53,7 @@ class CapturableOptimizers:
         )
 
     def changed_setting(self, before: tuple[Any, ...]) -> str | None:
-        """Name the first setting that differs from those of before, which may be followed by others."""
+        """Return the name of the first setting that differs from `before`, which may hold more values at its end."""
         keys = [
             key
             for group in self._groups

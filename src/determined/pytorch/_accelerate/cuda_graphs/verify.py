@@ -1,9 +1,9 @@
-"""Train batches both ways, as a graph and without, and compare."""
+"""Train batches both with a graph and without, and compare the results."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from determined.pytorch._optim import free_parameters
 _CHECKED = {0, 1, 2, 50}
 """Which replays are compared."""
 _RELATIVE, _ABSOLUTE = 1e-2, 1e-4
-"""What kernels that add in any order may differ by; most do not differ at all."""
+"""Tolerances for kernels that add in any order; most do not differ at all."""
 
 
 class Verification:
@@ -26,13 +26,13 @@ class Verification:
         self._numbers = itertools.count()
 
     def is_due(self) -> bool:
-        """Say whether the replay that comes next is one to compare."""
+        """Count a replay, and return whether to compare it."""
         return next(self._numbers) in _CHECKED
 
     def run(self, eagerly: Callable[[], Any], replay: Callable[[], Any]) -> tuple[Any, str | None]:
-        """Train one batch; returns its metrics, and what came out different, if anything did.
+        """Train one batch; return its metrics, and the name of the first value that differs, if any.
 
-        Training goes on from what came out without a graph.
+        Training continues from the result without a graph.
         """
         state, before, numbers = self._state(), self._copy(), torch.cuda.get_rng_state()
         metrics = eagerly()
@@ -65,12 +65,7 @@ class Verification:
                 for name, value in entries.items():
                     if isinstance(value, Tensor):
                         found[f"{name} of parameter {index} in optimizer {number}"] = value
-        return found | dict(_tensors_of(context.precision.state_tensors(), "the loss scale"))
-
-
-def _tensors_of(tensors: list[Tensor], name: str) -> Iterator[tuple[str, Tensor]]:
-    for number, tensor in enumerate(tensors):
-        yield f"{name} ({number})", tensor
+        return found | {f"the loss scale ({n})": t for n, t in enumerate(context.precision.state_tensors())}
 
 
 def _named(metrics: Any) -> dict[str, Tensor]:
