@@ -1,4 +1,4 @@
-"""Hooks into a training run, and the set of them that a trial brings."""
+"""Callbacks: hooks into a training run, and the callbacks of a trial."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy as np
 
 
 class PyTorchCallback:
-    """Something to do at certain moments of a run. Override what you need; the rest does nothing.
+    """Base class of callbacks. Override the hooks that you need; by default they do nothing.
 
-    Hooks run on every rank, except where they say otherwise. Numbers among the metrics they get are NumPy scalars.
-    Random numbers drawn in `on_training_start` and in the hooks of a checkpoint do not change those of the training.
+    Hooks run on every rank, except where noted. Numbers in the metrics that they get are NumPy scalars. Random numbers
+    drawn in `on_training_start` and in the checkpoint hooks do not change those of the training.
     """
 
     def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-        """Run first of all, before data loaders are built and a checkpoint is loaded."""
+        """Run first, before the data loaders are built and a checkpoint is loaded."""
 
     def on_trial_shutdown(self) -> None:
-        """Run last of all, also after an exception."""
+        """Run last, also after an exception."""
 
     def on_training_start(self) -> None:
-        """Run once, after a checkpoint was loaded and before the first batch."""
+        """Run once, after a checkpoint has been loaded and before the first batch."""
 
     def on_training_epoch_start(self, epoch_idx: int) -> None:
         """Run before the first batch of an epoch."""
@@ -34,9 +34,9 @@ class PyTorchCallback:
         """Run after the last batch of an epoch."""
 
     def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-        """Run at the end of a window of batches, with its averages and the metrics of each batch.
+        """Run at the end of a reporting period, with the averages of its batches and the metrics of each batch.
 
-        The averages carry `batches` and `epochs` too, unless the trial has metrics of those names.
+        The averages include `batches` and `epochs`, unless the trial has metrics of those names.
         """
 
     def on_validation_start(self) -> None:
@@ -52,7 +52,7 @@ class PyTorchCallback:
         """Run after the last batch of a validation, with what `evaluate_batch` returned for each."""
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        """Run after a validation, with the trial's metrics alone: `batches` and `epochs` are in the record only."""
+        """Run after a validation, with the trial's metrics; `batches` and `epochs` are in the record only."""
 
     def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
         """Run before a checkpoint is loaded; may change what is loaded."""
@@ -67,18 +67,18 @@ class PyTorchCallback:
         """Run as `on_checkpoint_write_end` does; deprecated in favour of it."""
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
-        """Run when a checkpoint is complete in its store, at the batch of the checkpoint: training waits for it."""
+        """Run when a checkpoint is complete in its storage. Training waits for it, at the batch of the checkpoint."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the callback wants to find again after a resume, as plain values and tensors."""
+        """Return the state to restore after a resume: plain values and tensors."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
 
 
 def as_numpy(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of metrics with NumPy scalars for plain numbers, which callbacks may expect."""
+    """Return a copy of metrics with NumPy scalars in place of plain numbers."""
     return {name: np.asarray(v)[()] if type(v) in (float, int, bool) else v for name, v in metrics.items()}
 
 
@@ -108,7 +108,7 @@ class Callbacks:
         return list(self._hooks[hook])
 
     def wants(self, hook: str) -> bool:
-        """Say whether any callback overrides a hook."""
+        """Return whether any callback overrides a hook."""
         return bool(self._hooks[hook])
 
     def state_dict(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Callbacks:
         return {name: callback.state_dict() for name, callback in self._callbacks.items()}
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        """Hand each callback its state; names that only one side has are passed over."""
+        """Restore each callback whose name is in `states`."""
         for name, callback in self._callbacks.items():
             if name in states:
                 callback.load_state_dict(states[name])
@@ -129,7 +129,7 @@ class Callbacks:
 
 
 def _with_optional_argument(method: Callable[..., None]) -> Callable[..., None]:
-    """Accept the old form of epoch hooks, which take no epoch index."""
+    """Return a hook that takes an epoch index, also for the old form without one."""
     if inspect.signature(method).parameters:
         return method
     return lambda _: method()

@@ -1,4 +1,4 @@
-"""What a user writes: models, data, and what to do with a batch."""
+"""The class that users subclass: models, data, and how to train and evaluate a batch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from determined.pytorch._metrics.reducers import Reducer
 
 
 class PyTorchTrial(abc.ABC):
-    """A training program: subclass it, wrap models and optimizers in `__init__`, and say how to train a batch.
+    """A training program. Subclass it, wrap models and optimizers in `__init__`, and train a batch in `train_batch`.
 
-    Override exactly one of `evaluate_batch` and `evaluate_full_dataset`. A subclass may take more arguments in
-    its constructor.
+    Override exactly one of `evaluate_batch` and `evaluate_full_dataset`. The constructor of a subclass may take more
+    arguments.
     """
 
     @abc.abstractmethod
     def __init__(self, context: PyTorchTrialContext) -> None:
-        """Make models, optimizers and schedulers and wrap them with `context`."""
+        """Create models, optimizers and schedulers, and wrap them with `context`."""
 
     @abc.abstractmethod
     def build_training_data_loader(self) -> DataLoader:
@@ -40,45 +40,45 @@ class PyTorchTrial(abc.ABC):
     def train_batch(self, batch: TorchData, epoch_idx: int, batch_idx: int) -> Tensor | dict[str, Any]:
         """Train on one batch and return the loss, or a dict of metrics.
 
-        Run `context.backward(loss)` and `context.step_optimizer(optimizer)`. Both indices count from the start
+        Call `context.backward(loss)` and `context.step_optimizer(optimizer)`. Both indices count from the start
         of training, also after a resume.
         """
 
     def evaluate_batch(self, batch: TorchData, batch_idx: int) -> dict[str, Any]:
-        """Return the metrics of one validation batch; `evaluation_reducer` says how they are combined.
+        """Return the metrics of one validation batch. `evaluation_reducer` returns how they are combined.
 
-        Gradients are off and models in evaluation mode.
+        Gradients are off and models are in evaluation mode.
         """
         raise errors.InternalException("evaluate_batch() is called only where a trial overrides it.")
 
     def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
-        """Return the metrics of the whole validation data; runs on the chief only.
+        """Return the metrics of the whole validation data. Runs on the chief only.
 
-        Batches come as the loader gives them: move them with `context.to_device`.
+        Batches are as the loader yields them: move them with `context.to_device`.
         """
         raise errors.InternalException("evaluate_full_dataset() is called only where a trial overrides it.")
 
     def evaluation_reducer(self) -> Reducer | dict[str, Reducer]:
-        """Return how the metrics of validation batches are combined: one way for all, or one for each name."""
+        """Return how the metrics of validation batches are combined: one reducer for all, or a dict by metric name."""
         return Reducer.AVG
 
     def build_callbacks(self) -> dict[str, PyTorchCallback]:
-        """Return callbacks by name; under its name each finds its state again after a resume."""
+        """Return callbacks by name. After a resume, each gets the state that was saved under its name."""
         return {}
 
     def get_batch_length(self, batch: Any) -> int:
-        """Return the number of samples in a batch; override it for batches of your own types."""
+        """Return the number of samples in a batch. Override it for batches of other types."""
         return data_length(batch)
 
 
 def overrides(trial: PyTorchTrial, method: str) -> bool:
-    """Say whether a trial brings its own version of a method."""
+    """Return whether a trial overrides a method."""
     own = getattr(trial, method)
     return getattr(own, "__func__", own) is not getattr(PyTorchTrial, method)
 
 
 def check_evaluation(trial: PyTorchTrial) -> None:
-    """Refuse a trial that overrides both evaluate methods, or neither."""
+    """Raise for a trial that overrides both evaluate methods, or neither."""
     batch, full = overrides(trial, "evaluate_batch"), overrides(trial, "evaluate_full_dataset")
     if batch == full:
         raise errors.InvalidExperimentException(
@@ -88,11 +88,10 @@ def check_evaluation(trial: PyTorchTrial) -> None:
 
 
 def evaluate_batch_of(trial: PyTorchTrial) -> Callable[[Any, int], Any]:
-    """Return a trial's `evaluate_batch`, called with a batch index also in its old form without one."""
+    """Return a trial's `evaluate_batch`, which takes a batch index, also for the old form without one."""
     method = trial.evaluate_batch
-    parameters = inspect.signature(method).parameters.values()
-    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if takes_any or len(positional) >= 2:
-        return method
-    return lambda batch, _: method(batch)  # type: ignore[call-arg]  # the old form
+    try:
+        inspect.signature(method).bind("batch", 0)
+    except TypeError:
+        return lambda batch, _: method(batch)  # type: ignore[call-arg]  # the old form
+    return method
