@@ -1,4 +1,4 @@
-"""What any trial can ask about itself: hyperparameters, configuration, ids, batch sizes."""
+"""The base of trial contexts: hyperparameters, configuration, batch sizes, stop requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RANGES = ("int", "double", "log", "categorical")
 
 
 class TrialContext:
-    """The base of trial contexts: facts about the trial, and its place among the ranks."""
+    """The base of trial contexts: the hyperparameters and the config of a trial, and its ranks."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class TrialContext:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return a context for trying a trial out without a run, with the constant hyperparameters of a config."""
+        """Return a context without a run, for trying out a trial with the constant hyperparameters of a config."""
         return cls(
             distributed=core.DistributedContext.single(),
             hparams=constant_hparams(config.get("hyperparameters") or {}),
@@ -40,9 +40,9 @@ class TrialContext:
         )
 
     def get_hparams(self) -> dict[str, Any]:
-        """Return all hyperparameters of the trial, always in the same dict: a change stays for the whole run.
+        """Return all hyperparameters of the trial, always the same dict: a change lasts for the whole run.
 
-        Checkpoints hold the hyperparameters as they were given.
+        Checkpoints save the hyperparameters as they were given.
         """
         if self._hparams is None:
             raise ValueError("This run has no hyperparameters; pass them as pytorch.init(hparams={...}).")
@@ -83,14 +83,14 @@ class TrialContext:
         return dict(self.get_experiment_config().get("data") or {})
 
     def get_global_batch_size(self) -> int:
-        """Return the hyperparameter `global_batch_size`: samples a batch over all ranks."""
+        """Return the hyperparameter `global_batch_size`: samples per batch over all ranks."""
         size = self.get_hparam("global_batch_size")
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"The hyperparameter global_batch_size={size!r} must be an int of at least 1.")
         return size
 
     def get_per_slot_batch_size(self) -> int:
-        """Return the samples a batch on this rank: its part of the global batch size."""
+        """Return the samples per batch on this rank: its part of the global batch size."""
         whole, ranks = self.get_global_batch_size(), self.distributed.size
         part, rest = divmod(whole, ranks)
         if rest and self.distributed.is_chief:
@@ -107,7 +107,7 @@ class TrialContext:
         return size
 
     def get_stop_requested(self) -> bool:
-        """Say whether the trial was asked to stop after the current batch."""
+        """Return whether the trial was asked to stop after the current batch."""
         return self.stop_requested
 
     def set_stop_requested(self, stop_requested: bool) -> None:
@@ -118,17 +118,28 @@ class TrialContext:
 
     def get_tensorboard_path(self) -> pathlib.Path:
         """Return the folder of this trial's TensorBoard files."""
-        raise ValueError("This context belongs to no run, so it has no TensorBoard folder.")
+        raise ValueError("This context belongs to no run, so it has no TensorBoard folder; use pytorch.init().")
 
 
-def constant_hparams(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a config's `hyperparameters` section that are constant."""
+def constant_hparams(
+    hyperparameters: Mapping[str, Any], *, refuse_ranges: bool = False, prefix: str = ""
+) -> dict[str, Any]:
+    """Return the constant values of a config's `hyperparameters` section.
+
+    Ranges of a search are left out, or refused with a `ValueError`.
+    """
     values: dict[str, Any] = {}
     for name, given in hyperparameters.items():
+        kind = given.get("type") if isinstance(given, Mapping) else None
         if not isinstance(given, Mapping):
             values[name] = given
-        elif given.get("type") == "const":
-            values[name] = given["val"]
-        elif given.get("type") not in _RANGES:  # a map of others, one of which may be called so
-            values[name] = constant_hparams(given)
+        elif kind == "const":
+            values[name] = given.get("val")
+        elif kind not in _RANGES:  # a mapping of others, one of which may be called `type`
+            values[name] = constant_hparams(given, refuse_ranges=refuse_ranges, prefix=f"{prefix}{name}.")
+        elif refuse_ranges:
+            raise ValueError(
+                f"hyperparameters.{prefix}{name} in the experiment config is a range to search in ({kind}), but one "
+                f"trial needs one value; write {prefix}{name}: 0.1, for example."
+            )
     return values

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from determined import errors
+from determined._trial_context import constant_hparams
 from determined.pytorch import TrainUnit, configured_unit
 
-_RANGES = ("int", "double", "log", "categorical")
 # What a search would need, and the training of one trial does not.
 _ASSUMED = {"searcher": {"name": "single", "metric": "loss"}}
 
@@ -26,7 +26,7 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def constants(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the hyperparameters of a config that leaves none to a search."""
-    return {name: _constant(value, name) for name, value in section(config, "hyperparameters").items()}
+    return constant_hparams(section(config, "hyperparameters"), refuse_ranges=True)
 
 
 def length_of(config: Mapping[str, Any], batch_size: Callable[[], int]) -> TrainUnit:
@@ -56,19 +56,5 @@ def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return a part of the config, empty if it is left out."""
     value = config.get(name)
     if value is not None and not isinstance(value, Mapping):
-        raise ValueError(f"{name}={value!r} in the experiment config is not a map of keys and values.")
+        raise ValueError(f"{name}={value!r} in the experiment config is not a mapping of keys and values.")
     return value or {}
-
-
-def _constant(value: Any, name: str) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    kind = value.get("type")
-    if kind == "const":
-        return value.get("val")
-    if kind in _RANGES:
-        raise ValueError(
-            f"hyperparameters.{name} in the experiment config is a range to search in ({kind}), but one trial needs "
-            f"one value; write {name}: 0.1, for example."
-        )
-    return {inner: _constant(its, f"{name}.{inner}") for inner, its in value.items()}
