@@ -57,9 +57,13 @@ def step_functions(
     outer = torch.cuda.current_stream(context.device)
     own.wait_stream(outer)
     # All training runs on the stream on which batches are captured.
-    with torch.cuda.stream(own), _gradients_kept(context):
+    with torch.cuda.stream(own):
         training = GraphedTraining(context, train_batch, options, say)
-        yield StepFunctions(training.train, training.mover(move), ends_batches=True)
+        context.gradients.zeroes_in_place = context.aggregation_frequency > 1  # all graphs add to the same gradients
+        try:
+            yield StepFunctions(training.train, training.mover(move), ends_batches=True)
+        finally:
+            context.gradients.zeroes_in_place = False
     outer.wait_stream(own)
 
 
@@ -74,16 +78,6 @@ def _obstacle(context: PyTorchTrialContext) -> str | None:
     if not context.experimental.auto_to_device:
         return "batches stay in host memory (disable_auto_to_device), which a graph cannot read"
     return None
-
-
-@contextlib.contextmanager
-def _gradients_kept(context: PyTorchTrialContext) -> Iterator[None]:
-    """Zero aggregated gradients in place inside the block: all graphs add to the same ones."""
-    context.gradients.zeroes_in_place = context.aggregation_frequency > 1
-    try:
-        yield
-    finally:
-        context.gradients.zeroes_in_place = False
 
 
 class GraphedTraining:
@@ -142,9 +136,9 @@ class GraphedTraining:
         if graph is None and self._is_captured_now():
             graph = self._capture(batch, epoch_idx, batch_idx)
         if graph is None:
-            return self._eagerly(self._on_device(batch), epoch_idx, batch_idx)
+            return self._eagerly(self._context.to_device(batch), epoch_idx, batch_idx)
         if self._verification is not None and self._verification.is_due():
-            return self._verified(graph, self._on_device(batch), epoch_idx, batch_idx)
+            return self._verified(graph, self._context.to_device(batch), epoch_idx, batch_idx)
         self._replays += 1
         return graph.replay(batch)
 
@@ -152,10 +146,6 @@ class GraphedTraining:
         """Return the key of a graph: the form of its batches, and whether optimizers step."""
         every = self._context.aggregation_frequency
         return self._form, every == 1 or (self._context.current_train_batch() + 1) % every == 0
-
-    def _on_device(self, batch: Any) -> Any:
-        """Return a batch on the device, where `mover` has not moved it."""
-        return self._context.to_device(batch)
 
     # Without a graph
 
@@ -207,7 +197,7 @@ class GraphedTraining:
             return self._step(own, epoch_idx, batch_idx)
 
         try:
-            graph = CapturedBatch(self._on_device(batch), step, self._parameters, self._pool)
+            graph = CapturedBatch(self._context.to_device(batch), step, self._parameters, self._pool)
         except Exception as error:
             self._context.precision.forget_batch()
             self._give_up(refusal_of(error))
