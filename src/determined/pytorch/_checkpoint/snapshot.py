@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import collections
 import copy
 import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from determined.pytorch._data.tree import PLAIN_CONTAINERS, map_entries
 
 Key = tuple[Any, ...]
 
@@ -47,16 +48,12 @@ class HostCopier:
     def _copy(self, value: Any, place: Key) -> Any:
         if isinstance(value, Tensor):
             return self._copy_tensor(value, place)
-        kind = type(value)
-        if kind is dict:
-            return {key: self._copy(one, (*place, key)) for key, one in value.items()}
-        if kind is list or kind is tuple:
-            return kind([self._copy(one, (*place, i)) for i, one in enumerate(value)])
-        if kind is collections.OrderedDict:
-            copied = collections.OrderedDict((key, self._copy(one, (*place, key))) for key, one in value.items())
-            vars(copied).update(copy.deepcopy(vars(value)))  # what torch hangs on to state dicts: versions of modules
-            return copied
-        return copy.deepcopy(value)
+        if type(value) not in PLAIN_CONTAINERS:
+            return copy.deepcopy(value)
+        copied = map_entries(lambda key, one: self._copy(one, (*place, key)), value)
+        if attributes := getattr(value, "__dict__", None):  # of torch's state dicts: the versions of modules
+            vars(copied).update(copy.deepcopy(attributes))
+        return copied
 
     def _copy_tensor(self, tensor: Tensor, place: Key) -> Tensor:
         tensor = tensor.detach()

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import collections
-import copy
 import functools
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from determined.pytorch._data.tree import PLAIN_CONTAINERS, is_container, leaves, map_entries, map_leaves
+
 TorchData: TypeAlias = dict[str, Tensor] | Sequence[Tensor] | Tensor
 """What a data loader usually yields as a batch."""
 
 # Values that nobody expects on a device, such as file names and ids that travel with the tensors.
 _NEVER_MOVED = (str, bytes, int, float, complex, type(None), np.generic)
-
-_PLAIN_CONTAINERS = frozenset({list, tuple, dict})
 
 _LENGTH_REMEDY = "override get_batch_length(batch) in the trial to return the number of samples."
 
@@ -36,10 +34,8 @@ def data_length(data: Any) -> int:
     """
     if isinstance(data, (Tensor, np.ndarray)):
         return _first_size(data)
-    if isinstance(data, Mapping):
-        return data_length(_first(data, data.values()))
-    if isinstance(data, (list, tuple)):
-        return data_length(_first(data, data))
+    if is_container(data):
+        return data_length(_first(data))
     raise TypeError(
         f"A batch, or the first value in it, is {data!r} of type {type(data).__name__}; the "
         "number of samples is known for tensors, arrays, and dicts, lists and tuples that begin with one: "
@@ -50,23 +46,12 @@ def data_length(data: Any) -> int:
 def digest(data: Any) -> int | None:
     """Return a number that tells batches apart by the contents of their tensors and arrays; None without any."""
     found = None
-    for leaf in _arrays(data):
-        found = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), found or 0)
+    for leaf in leaves(data):
+        if isinstance(leaf, Tensor):
+            leaf = leaf.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy()
+        if isinstance(leaf, np.ndarray) and leaf.dtype != object:
+            found = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), found or 0)
     return found
-
-
-def _arrays(data: Any) -> Iterator[np.ndarray[Any, Any]]:
-    if isinstance(data, Tensor):
-        yield data.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy()
-    elif isinstance(data, np.ndarray):
-        if data.dtype != object:
-            yield data
-    elif isinstance(data, Mapping):
-        for value in data.values():
-            yield from _arrays(value)
-    elif isinstance(data, (list, tuple)):
-        for value in data:
-            yield from _arrays(value)
 
 
 def _first_size(data: Tensor | np.ndarray[Any, Any]) -> int:
@@ -78,8 +63,8 @@ def _first_size(data: Tensor | np.ndarray[Any, Any]) -> int:
     return int(data.shape[0])
 
 
-def _first(container: Any, values: Any) -> Any:
-    for value in values:
+def _first(container: Any) -> Any:
+    for value in container.values() if isinstance(container, Mapping) else container:
         return value
     raise ValueError(
         f"A batch is or begins with the empty container {container!r}; its first value counts the samples: "
@@ -151,12 +136,10 @@ def _move_uncommon(data: Any, device: torch.device, warned: set[type]) -> Any:
         tensor = _as_tensor(data, warned)
         return data if tensor is None else _move_tensor(tensor, device)
     # Before the containers: a class that is one and has this method knows best how to move itself.
-    if callable(getattr(data, "to", None)):
+    if _moves_itself(data):
         return data.to(device)
-    if isinstance(data, Mapping):
-        return _mapping_like(data, {key: _move(value, device, warned) for key, value in data.items()})
-    if isinstance(data, (list, tuple)):
-        return _sequence_like(data, [_move(value, device, warned) for value in data])
+    if is_container(data):
+        return map_entries(lambda _, value: _move(value, device, warned), data)
     _warn_once(
         kind=type(data),
         warned=warned,
@@ -165,6 +148,10 @@ def _move_uncommon(data: Any, device: torch.device, warned: set[type]) -> Any:
         "method, or move batches yourself after context.experimental.disable_auto_to_device().",
     )
     return data
+
+
+def _moves_itself(data: Any) -> bool:
+    return callable(getattr(data, "to", None))
 
 
 def _as_tensor(array: np.ndarray[Any, Any], warned: set[type]) -> Tensor | None:
@@ -185,39 +172,31 @@ def _as_tensor(array: np.ndarray[Any, Any], warned: set[type]) -> Tensor | None:
         return None
 
 
+def _is_moved_by_entries(data: Any) -> bool:
+    return type(data) in PLAIN_CONTAINERS or (is_container(data) and not _moves_itself(data))
+
+
 def host_bytes(data: Any) -> int | None:
     """Return the bytes of tensors and arrays in host memory; None if the data holds more than such and plain values."""
-    if isinstance(data, Tensor):
-        return data.nbytes if data.is_cpu and data.layout is torch.strided else 0
-    if type(data) not in _PLAIN_CONTAINERS:
-        if isinstance(data, np.ndarray):
-            return data.nbytes if data.dtype.kind in "biufc" else None
-        if isinstance(data, _NEVER_MOVED):
-            return 0
-        if callable(getattr(data, "to", None)) or not isinstance(data, (Mapping, list, tuple)):
-            return None
     total = 0
-    for value in data.values() if isinstance(data, Mapping) else data:
-        size = host_bytes(value)
-        if size is None:
+    for leaf in leaves(data, enter=_is_moved_by_entries):
+        if isinstance(leaf, Tensor):
+            total += leaf.nbytes if leaf.is_cpu and leaf.layout is torch.strided else 0
+        elif isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
+            total += leaf.nbytes
+        elif not isinstance(leaf, _NEVER_MOVED):
             return None
-        total += size
     return total
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], data: Any) -> Any:
-    """Return data for which `host_bytes` has a number, with the function's results for its tensors and arrays."""
-    if isinstance(data, Tensor):
-        return function(data)
-    if isinstance(data, np.ndarray):
-        tensor = _as_tensor(data, set())
-        return data if tensor is None else function(tensor)
-    if isinstance(data, Mapping):
-        mapped = {key: map_tensors(function, value) for key, value in data.items()}
-        return mapped if type(data) is dict else _mapping_like(data, mapped)
-    if isinstance(data, (list, tuple)):
-        return _sequence_like(data, [map_tensors(function, value) for value in data])
-    return data
+    """Return the same structure with the function's results for its tensors and arrays."""
+
+    def mapped(leaf: Any) -> Any:
+        tensor = _as_tensor(leaf, set()) if isinstance(leaf, np.ndarray) else leaf
+        return function(tensor) if isinstance(tensor, Tensor) else leaf
+
+    return map_leaves(mapped, data)
 
 
 def channels_last(move: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -231,29 +210,6 @@ def channels_last(move: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
-
-
-def _mapping_like(original: Mapping[Any, Any], moved: dict[Any, Any]) -> Mapping[Any, Any]:
-    """Return what moved in a mapping of the original's type, or the plain dict if it cannot be made."""
-    try:
-        if not isinstance(original, (dict, collections.UserDict)):
-            return type(original)(moved)  # type: ignore[call-arg]  # the except below is for those that refuse
-        # A copy keeps what a constructor may want, such as the factory of a defaultdict.
-        rebuilt = copy.copy(original)
-        for key, value in moved.items():
-            rebuilt[key] = value
-        return rebuilt
-    except (TypeError, ValueError, AttributeError, NotImplementedError):
-        return moved
-
-
-def _sequence_like(original: list[Any] | tuple[Any, ...], moved: list[Any]) -> Any:
-    """Return what moved in a sequence of the original's type, or a plain one if it cannot be made."""
-    make = getattr(original, "_make", type(original))  # named tuples take their fields one by one
-    try:
-        return make(moved)
-    except (TypeError, ValueError, AttributeError):
-        return moved if isinstance(original, list) else tuple(moved)
 
 
 def _warn_once(*, kind: type, warned: set[type], message: str) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from determined.core import DistributedContext
 from determined.core.metrics import are_floats, as_array, as_float, mean_of
 from determined.errors import MisuseError
+from determined.pytorch._data.tree import map_plain
 
 logger = logging.getLogger("determined.pytorch")
 
@@ -108,10 +109,10 @@ def regain(reducer: MetricReducer, saved: Mapping[str, Any]) -> None:
 
 def is_plain(value: Any) -> bool:
     """Say whether a value is data alone, as a checkpoint can hold it: numbers, strings, tensors, arrays, containers."""
-    if isinstance(value, Mapping):
-        return type(value) is dict and all(is_plain(key) and is_plain(one) for key, one in value.items())
-    if isinstance(value, (list, tuple, set)):
-        return type(value) in (list, tuple, set) and all(is_plain(one) for one in value)
+    if type(value) is dict:
+        return all(is_plain(key) and is_plain(one) for key, one in value.items())
+    if type(value) in (list, tuple, set):
+        return all(map(is_plain, value))
     if isinstance(value, np.ndarray):
         return value.dtype.kind in "biufc"
     return value is None or type(value) in _PLAIN_TYPES or isinstance(value, np.generic | Tensor)
@@ -323,11 +324,7 @@ def to_cpu(value: Any) -> Any:
     """Return nested values with their tensors on the CPU, so that another rank can take them."""
     if isinstance(value, Tensor):
         return value.detach().cpu()
-    if type(value) in (list, tuple, set):
-        return type(value)(to_cpu(one) for one in value)
-    if type(value) is dict:
-        return {key: to_cpu(one) for key, one in value.items()}
-    return value
+    return map_plain(lambda _, one: to_cpu(one), value)
 
 
 def mean(numbers: Sequence[Any]) -> float:

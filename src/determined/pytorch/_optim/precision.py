@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from determined.pytorch._data.tree import map_leaves
+
 EditGradients = Callable[[list[nn.Parameter]], object]
 
 HALF_TYPES = (torch.float16, torch.bfloat16)
@@ -222,22 +224,14 @@ def divide_gradients(parameters: Iterable[nn.Parameter], divisor: float) -> None
 
 def cast_floats(data: Any, dtype: torch.dtype, only: Sequence[torch.dtype] | None = None) -> Any:
     """Return the structure with its floating-point tensors, or `only` those of some formats, in another format."""
-    if isinstance(data, Tensor):
-        chosen = data.is_floating_point() if only is None else data.dtype in only
-        return data.to(dtype) if chosen else data
-    if isinstance(data, Mapping):
-        cast = {key: cast_floats(value, dtype, only) for key, value in data.items()}
-        return cast if type(data) is dict else _rebuilt(data, cast)
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(cast_floats(value, dtype, only) for value in data))
-    if isinstance(data, (list, tuple)):
-        return type(data)(cast_floats(value, dtype, only) for value in data)
-    return data
 
+    def cast(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        chosen = leaf.is_floating_point() if only is None else leaf.dtype in only
+        return leaf.to(dtype) if chosen else leaf
 
-def _rebuilt(original: Mapping[str, Any], values: dict[str, Any]) -> Any:
-    """Return a mapping of the original's type, such as the output classes of Hugging Face models."""
-    return type(original)(**values) if all(isinstance(key, str) for key in values) else values
+    return map_leaves(cast, data)
 
 
 def _zeroes_like_torch(optimizer: Optimizer) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from determined.pytorch._data.batch import map_tensors
+from determined.pytorch._data.tree import leaves
 
 _PLAIN = (str, bytes, int, float, complex, type(None))
 
@@ -72,14 +73,7 @@ def form_of(data: Any) -> Any:
 
 def tensors_in(data: Any) -> Iterator[Tensor]:
     """Yield the tensors of a batch in the order of `map_tensors`."""
-    if isinstance(data, (Tensor, np.ndarray)):
-        yield torch.as_tensor(data)
-    elif isinstance(data, Mapping):
-        for value in data.values():
-            yield from tensors_in(value)
-    elif isinstance(data, (list, tuple)):
-        for value in data:
-            yield from tensors_in(value)
+    return (torch.as_tensor(leaf) for leaf in leaves(data) if isinstance(leaf, (Tensor, np.ndarray)))
 
 
 @contextlib.contextmanager

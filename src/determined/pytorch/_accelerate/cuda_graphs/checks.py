@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from determined.pytorch._data import rng
 from determined.pytorch._data.batch import digest
+from determined.pytorch._data.tree import leaves
 from determined.pytorch._metrics.reducers import ReducerSet
 
 _NOT_OF_PROGRAM = (str(pathlib.Path(__file__).parents[3]), str(pathlib.Path(torch.__file__).parent), "<")
@@ -121,13 +122,7 @@ def _plain_metric(metrics: Any) -> str | None:
 
 
 def _is_on_device(data: Any) -> bool:
-    if isinstance(data, Tensor):
-        return data.is_cuda
-    if isinstance(data, dict):
-        return all(map(_is_on_device, data.values()))
-    if isinstance(data, (list, tuple)):
-        return all(map(_is_on_device, data))
-    return True
+    return all(leaf.is_cuda for leaf in leaves(data) if isinstance(leaf, Tensor))
 
 
 def _watched(value: int, note: Callable[[str, str | None], None]) -> int:
