@@ -29,9 +29,9 @@ from determined.pytorch._backends.shards import (
     REPLICATED,
     SHARDS_FOLDER,
     Reference,
-    map_plain,
     mark_of,
 )
+from determined.pytorch._data.tree import map_plain
 from determined.pytorch._optim.precision import parameters_of
 
 

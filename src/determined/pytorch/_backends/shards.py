@@ -6,7 +6,6 @@ the index in JSON is read here, since unpickling could run code of whoever wrote
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import io
 import json
@@ -14,7 +13,6 @@ import math
 import pathlib
 import re
 import zipfile
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -22,6 +20,7 @@ import torch
 from torch import Tensor
 
 from determined import errors, storage
+from determined.pytorch._data.tree import map_plain
 
 SHARDS_FOLDER = "shards"
 INDEX_FILE = "index.json"
@@ -116,17 +115,6 @@ def with_tensors(value: Any, read: Callable[[Reference], Tensor]) -> Any:
     if isinstance(value, Reference):
         return read(value)
     return map_plain(lambda _, one: with_tensors(one, read), value)
-
-
-def map_plain(function: Callable[[Any, Any], Any], value: Any) -> Any:
-    """Return a dict, list or tuple with `function(key, entry)` in place of its entries; any other value as it is."""
-    if type(value) in (list, tuple):
-        return type(value)(function(index, one) for index, one in enumerate(value))
-    if type(value) not in (dict, OrderedDict):
-        return value
-    copied = copy.copy(value)  # keeps the metadata that torch attaches to state dicts
-    copied.update({key: function(key, one) for key, one in value.items()})
-    return copied
 
 
 def _with_references(value: Any, index: Mapping[str, StoredTensor]) -> Any:

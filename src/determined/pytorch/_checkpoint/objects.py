@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from determined import errors
-from determined.pytorch._backends.shards import map_plain
 from determined.pytorch._checkpoint import code
 from determined.pytorch._data.tree import map_plain
 
