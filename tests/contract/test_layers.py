@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import pathlib
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import NamedTuple
 
 import pytest
-
-SOURCES = pathlib.Path(__file__).parents[2] / "src" / "determined"
+from house import SOURCES, TOP, imports_of, own_imports, part_of, private_imports, source_files
 
 # Low to high. A module imports from lower rows and from its own package, never from others in its row.
 LAYERS: tuple[frozenset[str], ...] = (
@@ -37,66 +33,59 @@ UPWARDS_WHEN_CALLED = {("launch", "experiment")}
 HEIGHT = {part: height for height, parts in enumerate(LAYERS) for part in parts}
 TORCH_FREE = ("core", "storage", "tracking", "tensorboard", "experiment/config")
 HEAVY = ("tensorboard", "sqlalchemy", "typer", "rich", "matplotlib", "pydantic", "yaml")
-TOP = "determined"
+# The same inside `pytorch`, for what is imported when a module is loaded; modules of one row may import each other.
+PYTORCH_LAYERS: tuple[frozenset[str], ...] = (
+    frozenset({"_loop.progress"}),
+    frozenset({"_loop.plan"}),
+    frozenset({"samplers"}),
+    frozenset({"_data"}),
+    frozenset({"_metrics", "_optim", "_report"}),
+    frozenset({"_backends"}),
+    frozenset({"_callback", "_experimental"}),
+    frozenset({"_context"}),
+    frozenset({"_trial"}),
+    frozenset({"_accelerate", "_checkpoint"}),
+    frozenset({"_loop"}),
+    frozenset({"_trainer"}),
+    frozenset({"__init__", "deepspeed", "experimental"}),
+)
+UPWARDS_IN_PYTORCH = {("_experimental", "determined.pytorch._accelerate.cuda_graphs.options")}
+PYTORCH_HEIGHT = {part: height for height, parts in enumerate(PYTORCH_LAYERS) for part in parts}
+
+# The private modules of other packages that a package still imports. Entries may only be removed.
+PRIVATE_IMPORTS: dict[str, set[str]] = {
+    "cli": {
+        "determined.experiment._copies",
+        "determined.experiment._create",
+        "determined.experiment._drive",
+        "determined.experiment._ranking",
+        "determined.experiment._rehearsal",
+        "determined.experiment._searching",
+        "determined.pytorch._checkpoint.consolidate",
+    },
+    "experiment": {
+        "determined.core._distributed",
+        "determined.launch._command",
+        "determined.launch._ends",
+        "determined.launch._harness",
+        "determined.launch._line",
+        "determined.pytorch._checkpoint.code",
+    },
+    "experimental": {
+        "determined.experiment._copies",
+        "determined.experiment._create",
+        "determined.experiment._ranking",
+        "determined.experiment._rehearsal",
+        "determined.launch._harness",
+    },
+    "launch": {"determined.core._distributed", "determined.pytorch._backends.process_group"},
+    "pytorch": {"determined.core._address", "determined.core._distributed", "determined.core._watch"},
+    "web": {"determined.experiment._ranking"},
+}
 
 
-class Import(NamedTuple):
-    """One imported module as the interpreter would name it, and where the source says so."""
-
-    module: str
-    file: pathlib.Path
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.file.relative_to(SOURCES.parent)}:{self.line} imports {self.module}"
-
-
-def source_files() -> list[pathlib.Path]:
-    return sorted(SOURCES.rglob("*.py"))
-
-
-def part_of(file: pathlib.Path) -> str:
-    """The package or module directly below `determined` that a file belongs to; '' for the top package."""
-    first = file.relative_to(SOURCES).parts[0].removesuffix(".py")
-    return "" if first == "__init__" else first
-
-
-def package_of(file: pathlib.Path) -> list[str]:
-    return [TOP, *file.relative_to(SOURCES).parent.parts]
-
-
-def is_module(dotted: str) -> bool:
-    path = SOURCES.parent.joinpath(*dotted.split("."))
-    return path.is_dir() or path.with_suffix(".py").is_file()
-
-
-def imports_of(file: pathlib.Path) -> Iterator[Import]:
-    """Every import anywhere in the file: at the top, inside functions, under TYPE_CHECKING."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        for module in modules_named_by(node, package_of(file)):
-            yield Import(module, file, getattr(node, "lineno", 0))
-
-
-def modules_named_by(node: ast.AST, package: list[str]) -> list[str]:
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if not isinstance(node, ast.ImportFrom):
-        return []
-    base = package[: len(package) - node.level + 1] if node.level else []
-    source = ".".join([*base, *([node.module] if node.module else [])])
-    named = [f"{source}.{alias.name}" for alias in node.names]
-    # `from determined import core` names a module, `from determined.core import init` something inside one.
-    return [name if source.startswith(TOP) and is_module(name) else source for name in named]
-
-
-def own_imports(file: pathlib.Path) -> list[Import]:
-    return [found for found in imports_of(file) if found.module.split(".")[0] == TOP]
-
-
-def imported_part(found: Import) -> str:
-    _, _, below = found.module.partition(".")
-    return below.partition(".")[0]
+def files_of(package: str) -> list[pathlib.Path]:
+    return sorted((SOURCES / package).rglob("*.py"))
 
 
 def test_every_module_has_a_place_in_the_layers() -> None:
@@ -109,7 +98,7 @@ def test_imports_go_downwards_only() -> None:
         str(found)
         for file in source_files()
         for found in own_imports(file)
-        if (here := part_of(file)) and (there := imported_part(found)) not in ("", here)
+        if (here := found.importer) and (there := found.imported) not in ("", here)
         if HEIGHT[there] >= HEIGHT[here] and (here, there) not in UPWARDS_WHEN_CALLED
     ]
     assert not upwards, "\n".join(upwards)
@@ -120,45 +109,70 @@ def test_only_the_command_line_imports_the_top_package() -> None:
         str(found)
         for file in source_files()
         for found in own_imports(file)
-        if part_of(file) not in ("", "cli") and not imported_part(found)
+        if found.importer not in ("", "cli") and not found.imported
     ]
     assert not from_top, "\n".join(from_top)
 
 
-def imports_when_loaded(tree: ast.AST) -> Iterator[ast.AST]:
-    """The imports that run when the module is loaded: outside functions and TYPE_CHECKING blocks."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield node
-        yield from imports_when_loaded(node)
-
-
 def test_the_launcher_reaches_up_to_experiments_only_when_called() -> None:
     when_loaded = [
-        f"{file.relative_to(SOURCES.parent)}:{getattr(node, 'lineno', 0)} imports {module}"
+        str(found)
         for below, above in UPWARDS_WHEN_CALLED
-        for file in sorted((SOURCES / below).rglob("*.py"))
-        for node in imports_when_loaded(ast.parse(file.read_text(encoding="utf-8")))
-        for module in modules_named_by(node, package_of(file))
-        if f"{module}.".startswith(f"{TOP}.{above}.")
+        for file in files_of(below)
+        for found in own_imports(file, when_loaded=True)
+        if found.imported == above
     ]
     assert not when_loaded, "\n".join(when_loaded)
+
+
+def pytorch_part(parts: tuple[str, ...]) -> str:
+    """The name in PYTORCH_LAYERS of a module, given by its path below `determined.pytorch`."""
+    two = ".".join(parts[:2])
+    return two if two in PYTORCH_HEIGHT else parts[0]
+
+
+def part_of_pytorch(file: pathlib.Path) -> str:
+    return pytorch_part(file.relative_to(SOURCES / "pytorch").with_suffix("").parts)
+
+
+def test_every_module_of_pytorch_has_a_place_in_its_layers() -> None:
+    parts = {part_of_pytorch(file) for file in files_of("pytorch")}
+    assert parts <= PYTORCH_HEIGHT.keys(), f"give {sorted(parts - PYTORCH_HEIGHT.keys())} a row in PYTORCH_LAYERS"
+
+
+def test_imports_inside_pytorch_go_downwards_only() -> None:
+    upwards = [
+        f"{found}: {there} is above {here}"
+        for file in files_of("pytorch")
+        for found in own_imports(file, when_loaded=True)
+        if found.module.startswith(f"{TOP}.pytorch.")
+        if (there := pytorch_part(tuple(found.module.split(".")[2:]))) != (here := part_of_pytorch(file))
+        if PYTORCH_HEIGHT[there] > PYTORCH_HEIGHT[here] and (here, found.module) not in UPWARDS_IN_PYTORCH
+    ]
+    assert not upwards, "\n".join(upwards)
+
+
+def test_no_package_imports_a_private_module_of_another() -> None:
+    new = [str(found) for found in private_imports() if found.module not in PRIVATE_IMPORTS.get(found.importer, ())]
+    assert not new, "import what the package exports, or export it there:\n" + "\n".join(new)
+
+
+def test_the_private_imports_that_are_gone_are_not_listed() -> None:
+    left = {(found.importer, found.module) for found in private_imports()}
+    gone = [(package, module) for package, modules in PRIVATE_IMPORTS.items() for module in sorted(modules)]
+    gone = [entry for entry in gone if entry not in left]
+    assert not gone, f"remove from PRIVATE_IMPORTS: {gone}"
 
 
 @pytest.mark.parametrize("package", TORCH_FREE)
 def test_package_loads_without_torch(package: str) -> None:
     loading_torch = [
-        f"{file.relative_to(SOURCES.parent)}:{getattr(node, 'lineno', 0)}"
-        for file in sorted((SOURCES / package).rglob("*.py"))
-        for node in imports_when_loaded(ast.parse(file.read_text(encoding="utf-8")))
-        for module in modules_named_by(node, package_of(file))
-        if module.split(".")[0] == "torch"
+        str(found)
+        for file in files_of(package)
+        for found in imports_of(file, when_loaded=True)
+        if found.module.split(".")[0] == "torch"
     ]
-    assert not loading_torch, f"import torch inside the functions that need it: {loading_torch}"
+    assert not loading_torch, "import torch inside the functions that need it:\n" + "\n".join(loading_torch)
 
 
 def test_importing_pytorch_leaves_heavy_libraries_alone() -> None:
