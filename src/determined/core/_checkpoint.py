@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import json
 import os
 import pathlib
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from determined import errors, storage, tracking
 from determined.core._checkpoint_shards import (
-    Attempt,
     Shard,
     check_same_folder,
     finished_shard,
     make_shard_folder,
     merge_shards,
-    on_chief,
-    on_first_of_machine,
+    on_all_ranks,
+    on_first_rank,
     wait_for_machine,
 )
 from determined.core._distributed import DistributedContext
-from determined.core._recorder import RunRecorder, checked_metadata, now
-from determined.core.checkpoint_gc import METADATA_FILE, record_unrecorded
+from determined.core._recorder import RunRecorder, checked_metadata
+from determined.core.checkpoint_gc import (
+    METADATA_FILE,
+    read_metadata,
+    record_unrecorded,
+    saved_message,
+    steps_completed,
+)
 
 Selector = Callable[[str], bool]
 
@@ -42,12 +49,7 @@ class DownloadMode(enum.Enum):
 class CheckpointContext:
     """Saves the checkpoints of this trial, and reads any in the same store."""
 
-    def __init__(
-        self,
-        distributed: DistributedContext,
-        store: storage.FolderStore,
-        recorder: RunRecorder,
-    ) -> None:
+    def __init__(self, distributed: DistributedContext, store: storage.FolderStore, recorder: RunRecorder) -> None:
         self._distributed = distributed
         self._recorder = recorder
         self.store = store
@@ -72,59 +74,54 @@ class CheckpointContext:
                 "may; call it there alone, or with shard=True on all ranks."
             )
         storage_id = str(uuid.uuid4())
-        metadata = checked_metadata("checkpoint", metadata)
-        _steps_completed(metadata)
+        metadata = _checked(metadata)
         with self.store.create(storage_id, self._recorder.origin) as folder:
             yield folder, storage_id
-            resources = self._finish(folder, metadata)
-        self._record(storage_id, metadata, resources)
+            self._complete(folder, metadata)
+        self._record(storage_id)
 
     @contextlib.contextmanager
     def _store_shards(self, metadata: Mapping[str, Any] | None) -> Iterator[tuple[pathlib.Path, str]]:
         """Give each rank a folder of its own; the chief merges them into one checkpoint."""
         ranks, storage_id = self._distributed, str(uuid.uuid4())
-        staging, own = pathlib.Path(), pathlib.Path()
+        checked: dict[str, Any] = {}
+        failure: Exception | None = None
         with contextlib.ExitStack() as stack:
-            with Attempt(ranks) as begun:
-                checked = checked_metadata("checkpoint", metadata)
-                _steps_completed(checked)
+
+            def begin() -> tuple[str, pathlib.Path]:
+                checked.update(_checked(metadata))
                 if ranks.is_chief:
-                    staging = stack.enter_context(self.store.create(storage_id, self._recorder.origin))
-            storage_id, staging = begun.settle((storage_id, staging))[0]
-            with Attempt(ranks) as placed:
-                own = make_shard_folder(staging, ranks.rank)
-            placed.settle(None)
-            shard = Shard({}, {})
-            with Attempt(ranks) as filled:
-                yield own, storage_id
-                shard = finished_shard(own, checked)
-            shards = filled.settle(shard)
+                    return storage_id, stack.enter_context(self.store.create(storage_id, self._recorder.origin))
+                return storage_id, pathlib.Path()
+
+            def finish() -> Shard:
+                if failure is not None:
+                    raise failure
+                return finished_shard(own, checked)
 
             def commit() -> None:
                 merged = merge_shards(staging, shards)
-                resources = self._finish(staging, merged)
+                self._complete(staging, merged)
                 stack.close()
-                self._record(storage_id, merged, resources)
+                self._record(storage_id)
 
-            on_chief(ranks, commit)
+            storage_id, staging = on_all_ranks(ranks, begin)[0]
+            own = on_all_ranks(ranks, lambda: make_shard_folder(staging, ranks.rank))[ranks.rank]
+            try:
+                yield own, storage_id
+            except Exception as error:
+                failure = error
+            shards = on_all_ranks(ranks, finish)
+            on_first_rank(ranks, commit)
 
-    def _finish(self, folder: pathlib.Path, metadata: Mapping[str, Any]) -> dict[str, int]:
+    def _complete(self, folder: pathlib.Path, metadata: Mapping[str, Any]) -> None:
         (folder / METADATA_FILE).write_text(json.dumps(metadata, indent=2))
         # What was reported before the checkpoint must be recorded before it.
         self._recorder.flush()
-        return _resources(folder)
 
-    def _record(self, storage_id: str, metadata: Mapping[str, Any], resources: Mapping[str, int]) -> None:
-        self._recorder.put(
-            tracking.CheckpointSaved(
-                uuid=storage_id,
-                steps_completed=_steps_completed(metadata),
-                path=str(self.store.path(storage_id)),
-                metadata=metadata,
-                resources=resources,
-                time=now(),
-            )
-        )
+    def _record(self, storage_id: str) -> None:
+        folder = self.store.path(storage_id)
+        self._recorder.put(saved_message(folder, storage.Manifest.read(folder), time.time()))
         self._recorder.flush()
         storage.reach("recorded")
 
@@ -146,13 +143,13 @@ class CheckpointContext:
         By default the ranks of one machine share it: all of them must call this, with the same arguments, and the
         first verifies the checkpoint for all. With `DownloadMode.NoSharedDownload` each rank does so by itself.
         """
-        _check_mode("restore_path", download_mode)
+        is_shared = self._is_shared("restore_path", download_mode)
         with contextlib.ExitStack() as stack:
-            if not self._shares(download_mode):
+            if not is_shared:
                 yield stack.enter_context(self._opened(storage_id, selector))
                 return
-            folder = on_first_of_machine(
-                self._distributed, lambda: stack.enter_context(self._opened(storage_id, selector))
+            folder = on_first_rank(
+                self._distributed, lambda: stack.enter_context(self._opened(storage_id, selector)), of_machine=True
             )
             if selector is not None:  # the folder is removed after the block, once no rank reads it any more
                 stack.callback(wait_for_machine, self._distributed)
@@ -201,15 +198,17 @@ class CheckpointContext:
         By default the ranks of one machine share it: all of them must call this, with the same arguments, and the
         first copies for all. With `DownloadMode.NoSharedDownload` each rank does so by itself.
         """
-        _check_mode("download", download_mode)
-        if not self._shares(download_mode):
+        if not self._is_shared("download", download_mode):
             self._download(storage_id, ckpt_dir, selector)
             return
         check_same_folder(self._distributed, ckpt_dir)
-        on_first_of_machine(self._distributed, lambda: self._download(storage_id, ckpt_dir, selector))
+        download = functools.partial(self._download, storage_id, ckpt_dir, selector)
+        on_first_rank(self._distributed, download, of_machine=True)
 
-    def _shares(self, download_mode: DownloadMode) -> bool:
-        return download_mode is DownloadMode.LocalWorkersShareDownload and self._distributed.local_size > 1
+    def _is_shared(self, call: str, mode: DownloadMode) -> bool:
+        if not isinstance(mode, DownloadMode):
+            raise TypeError(f"{call}(download_mode={mode!r}): pass a member of core.DownloadMode.")
+        return mode is DownloadMode.LocalWorkersShareDownload and self._distributed.local_size > 1
 
     def _download(self, storage_id: str, ckpt_dir: str | os.PathLike[str], selector: Selector | None) -> None:
         folder, target = self.store.verified(storage_id), pathlib.Path(ckpt_dir)
@@ -222,14 +221,7 @@ class CheckpointContext:
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
         """Return the metadata that was saved with a checkpoint."""
-        path = self.store.path(storage_id) / METADATA_FILE
-        try:
-            metadata = json.loads(storage.read_plain(path))
-        except (OSError, ValueError, RecursionError) as error:
-            raise errors.InvalidCheckpointException(f"{path} cannot be read as JSON: {error}") from error
-        if not isinstance(metadata, dict):
-            raise errors.InvalidCheckpointException(f"{path} holds {metadata!r}; metadata must be a mapping.")
-        return metadata
+        return read_metadata(self.store.path(storage_id))
 
     def delete(self, storage_id: str) -> None:
         """Delete a checkpoint."""
@@ -240,26 +232,10 @@ class CheckpointContext:
         self.store.delete(storage_id)
 
 
-def _steps_completed(metadata: Mapping[str, Any]) -> int:
-    steps = metadata.get("steps_completed", 0)
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise ValueError(
-            f"The checkpoint metadata has steps_completed={steps!r}; pass the batches trained, an int >= 0."
-        )
-    return steps
-
-
-def _check_mode(call: str, mode: Any) -> None:
-    if not isinstance(mode, DownloadMode):
-        raise TypeError(f"{call}(download_mode={mode!r}): pass a member of core.DownloadMode.")
-
-
-def _resources(folder: pathlib.Path, *, follow_links: bool = False) -> dict[str, int]:
-    """Return the sizes of the files of a checkpoint by name, without the manifest."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and (follow_links or not path.is_symlink()))
-    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
-    sizes.pop(storage.MANIFEST_FILE, None)
-    return sizes
+def _checked(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    checked = checked_metadata("checkpoint", metadata)
+    steps_completed(checked)
+    return checked
 
 
 def _transfer(
@@ -271,7 +247,9 @@ def _transfer(
     follow_links: bool = False,
 ) -> None:
     """Copy or link the chosen files of a folder into another one; `put` does so for one file."""
-    for name in _resources(source, follow_links=follow_links):
-        if selector is None or selector(name):
+    for path in sorted(source.rglob("*")):
+        name = path.relative_to(source).as_posix()
+        is_file = path.is_file() and (follow_links or not path.is_symlink()) and name != storage.MANIFEST_FILE
+        if is_file and (selector is None or selector(name)):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            put(source / name, target / name)
+            put(path, target / name)

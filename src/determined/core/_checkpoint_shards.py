@@ -8,7 +8,6 @@ import os
 import pathlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, cast
 
 from determined import errors, storage
@@ -20,70 +19,39 @@ Files = Mapping[str, int]
 """Sizes of files by their path below a folder."""
 
 
-class Attempt:
-    """A block whose exception is kept until all ranks have reached its end; then all of them raise.
+def on_all_ranks(distributed: DistributedContext, action: Callable[[], T]) -> list[T]:
+    """Return what `action` returns on each rank, or raise if it fails on any. All ranks must call this.
 
-    Without it, the other ranks would wait for one that has failed.
+    A rank that fails still takes part in the exchange: otherwise the others would wait for it.
     """
-
-    def __init__(self, distributed: DistributedContext) -> None:
-        self._distributed = distributed
-        self._error: Exception | None = None
-
-    def __enter__(self) -> Attempt:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        if not isinstance(error, Exception):
-            return False  # the process is ending; the others notice that
-        self._error = error
-        return True
-
-    def settle(self, result: T) -> list[T]:
-        """Return the results of all ranks, or raise what went wrong on any. All ranks must call this."""
-        try:
-            outcomes = self._distributed.allgather((self._error and _summary(self._error), result))
-        except Exception:
-            if self._error is not None:  # the cause of the failed exchange
-                raise self._error from None
-            raise
-        if self._error is not None:
-            raise self._error
-        failures = {rank: failure for rank, (failure, _) in enumerate(outcomes) if failure}
-        if failures:
-            listed = "; ".join(f"rank {rank} failed: {failure}" for rank, failure in failures.items())
-            raise errors.PeerLostException(f"The checkpoint is not complete: {listed}", failures)
-        return [result for _, result in outcomes]
+    result, error = _outcome(action)
+    try:
+        outcomes = distributed.allgather((error and _summary(error), result))
+    except Exception:
+        if error is not None:  # the cause of the failed exchange
+            raise error from None
+        raise
+    if error is not None:
+        raise error
+    failures = {rank: failure for rank, (failure, _) in enumerate(outcomes) if failure}
+    if failures:
+        listed = "; ".join(f"rank {rank} failed: {failure}" for rank, failure in failures.items())
+        raise errors.PeerLostException(f"The checkpoint is not complete: {listed}", failures)
+    return [cast(T, result) for _, result in outcomes]
 
 
-def on_chief(distributed: DistributedContext, action: Callable[[], T]) -> T:
-    """Return what `action` returns on the chief, or raise its error, on all ranks. All ranks must call this."""
-    who = "The checkpoint is not complete: rank 0"
-    return _on_one_rank(action, distributed.is_chief, distributed.broadcast, who, [0])
+def on_first_rank(distributed: DistributedContext, action: Callable[[], T], *, of_machine: bool = False) -> T:
+    """Return what `action` returns on the chief, or raise its error, on all ranks. All ranks must call this.
 
-
-def on_first_of_machine(distributed: DistributedContext, action: Callable[[], T]) -> T:
-    """Return what `action` returns on the first rank of this machine, or raise its error, on all ranks of it.
-
-    All ranks of the machine must call this.
+    With `of_machine`, the first rank of this machine acts, for all ranks of the machine.
     """
-    who = "The first rank of this machine"
-    return _on_one_rank(action, distributed.local_rank == 0, distributed.broadcast_local, who, [])
-
-
-def _on_one_rank(
-    action: Callable[[], T], is_acting: bool, broadcast: Callable[[Any], Any], who: str, ranks: Sequence[int]
-) -> T:
-    result: T | None = None
-    error: Exception | None = None
-    if is_acting:
-        try:
-            result = action()
-        except Exception as failure:
-            error = failure
-    is_ours = isinstance(error, errors.DeterminedException)  # others may not be picklable
+    is_first, broadcast = distributed.is_chief, distributed.broadcast
+    who, ranks = "The checkpoint is not complete: rank 0", [0]
+    if of_machine:
+        is_first, broadcast = distributed.local_rank == 0, distributed.broadcast_local
+        who, ranks = "The first rank of this machine", []
+    result, error = _outcome(action) if is_first else (None, None)
+    is_ours = isinstance(error, errors.DeterminedException)  # another one may not be picklable
     result, shared = broadcast((result, error if is_ours else error and _summary(error)))
     if error is not None:
         raise error
@@ -92,6 +60,17 @@ def _on_one_rank(
     if shared is not None:
         raise errors.PeerLostException(f"{who} failed: {shared}", ranks)
     return cast(T, result)
+
+
+def _outcome(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return action(), None
+    except Exception as error:
+        return None, error
+
+
+def _summary(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def wait_for_machine(distributed: DistributedContext) -> None:
@@ -108,10 +87,6 @@ def check_same_folder(distributed: DistributedContext, folder: str | os.PathLike
             f"download(ckpt_dir=...) got different folders on the ranks of one machine: {', '.join(sorted(folders))}. "
             "They share one download: pass the same folder, or download_mode=core.DownloadMode.NoSharedDownload."
         )
-
-
-def _summary(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 class Shard(NamedTuple):

@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import sys
+import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NoReturn
@@ -21,7 +22,7 @@ from determined.core._distributed import DistributedContext
 from determined.core._outbox import Outbox
 from determined.core._preempt import PreemptContext, PreemptMode
 from determined.core._profiler import ProfilerContext
-from determined.core._recorder import ChiefRecorder, RunFacts, RunRecorder, now
+from determined.core._recorder import RunFacts, RunRecorder
 from determined.core._searcher import SearcherContext
 from determined.core._train import EarlyExitReason, ScalarLog, TrainContext
 from determined.core._watch import RankWatch, message_of
@@ -62,7 +63,7 @@ class Context:
         self.info = info = get_cluster_info()
         self.distributed = distributed = distributed or DistributedContext.single()
         self._outbox = Outbox()
-        self.recorder = ChiefRecorder(self._outbox, facts, info) if distributed.is_chief else RunRecorder(info)
+        self.recorder = RunRecorder(facts, info, self._outbox if distributed.is_chief else None)
         writes_scalars = distributed.is_chief and tensorboard_mode is TensorboardMode.AUTO
         self.scalars = ScalarLog(self._outbox, self.recorder, writes_scalars)
         self.train = TrainContext(self.recorder, self.scalars, tracking.searcher_metric(facts.config))
@@ -72,7 +73,9 @@ class Context:
         self.watch = None if line is None else RankWatch(distributed, line, self.preempt)
         """The watch over the other ranks; None for a process that trains alone."""
         self.searcher = SearcherContext(distributed, facts.config, self.train.report_progress)
-        self.profiler = ProfilerContext(self._report_system_metrics)
+        self.profiler = ProfilerContext(
+            lambda group, metrics: self.train.report_metrics(group, self.steps_completed, metrics)
+        )
         self._is_closed = False
         self.steps_completed = 0
         """The latest step of the training, under which system metrics are recorded."""
@@ -194,10 +197,7 @@ class Context:
             note_invalid_hp(str(error))
             self.train.report_early_exit(EarlyExitReason.INVALID_HP)
         state, reason = _end_state(error, self.preempt.signum)
-        self.recorder.put(tracking.StateChanged(state=state, time=now(), reason=reason))
-
-    def _report_system_metrics(self, group: str, metrics: Mapping[str, float]) -> None:
-        self.train.report_metrics(group, self.steps_completed, metrics)
+        self.recorder.put(tracking.StateChanged(state=state, time=time.time(), reason=reason))
 
 
 def _is_orderly(error: BaseException) -> bool:
@@ -246,11 +246,12 @@ def init(
     config of a managed run says, else a folder in the home folder.
     """
     info = get_cluster_info()
-    if checkpoint_storage is None and info is not None:
-        checkpoint_storage = info.trial._config.get("checkpoint_storage")
+    config: Mapping[str, Any] = info.trial._config if info else {}
+    if checkpoint_storage is None:
+        checkpoint_storage = config.get("checkpoint_storage")
     facts = RunFacts(
-        name=str((info.trial._config.get("name") if info else None) or "core"),
-        config=info.trial._config if info else None,
+        name=str(config.get("name") or "core"),
+        config=config if info else None,
         hparams=info.trial.hparams if info else {},
         seed=info.trial.trial_seed if info else secrets.randbits(31),
     )

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
-from typing import Any
 
 from determined import storage, tracking
 from determined._home import home
@@ -17,7 +15,7 @@ from determined.core._distributed import DistributedContext
 from determined.core._outbox import Outbox
 from determined.core._preempt import PreemptContext, PreemptMode
 from determined.core._profiler import ProfilerContext
-from determined.core._recorder import RunRecorder
+from determined.core._recorder import RunFacts, RunRecorder
 from determined.core._searcher import SearcherContext
 from determined.core._train import ScalarLog, TrainContext
 
@@ -35,7 +33,7 @@ class DummyTrainContext(TrainContext):
     """Logs reports; `get_tensorboard_path` returns a folder that belongs to no trial."""
 
     def __init__(self) -> None:
-        recorder, outbox = _LoggingRecorder(None), Outbox()
+        recorder, outbox = _LoggingRecorder(), Outbox()
         outbox.close()  # a disabled log puts nothing into it
         super().__init__(recorder, ScalarLog(outbox, recorder, enabled=False), None)
 
@@ -47,7 +45,7 @@ class DummyCheckpointContext(CheckpointContext):
         self, dist: DistributedContext | None = None, storage_manager: str | os.PathLike[str] | None = None
     ) -> None:
         store = storage.store_for(storage_manager, home().checkpoints)
-        super().__init__(dist or DummyDistributedContext(), store, _LoggingRecorder(None))
+        super().__init__(dist or DummyDistributedContext(), store, _LoggingRecorder())
 
 
 class DummyPreemptContext(PreemptContext):
@@ -71,13 +69,12 @@ class DummyProfilerContext(ProfilerContext):
     """Samples system metrics and logs them."""
 
     def __init__(self) -> None:
-        super().__init__(_log_metrics)
+        super().__init__(lambda group, metrics: logger.info("%s: %s", group, dict(metrics)))
 
 
 class _LoggingRecorder(RunRecorder):
+    def __init__(self) -> None:
+        super().__init__(RunFacts(name="core", config=None, hparams={}, seed=0), None, None)
+
     def put(self, message: tracking.Message) -> None:
         logger.info("%s", message)
-
-
-def _log_metrics(group: str, metrics: Mapping[str, Any]) -> None:
-    logger.info("%s: %s", group, dict(metrics))

@@ -1,4 +1,4 @@
-"""Ask whether this process should stop: by a signal, or because its runner wants the slots back."""
+"""Ask whether this process should stop, because of a signal or because its runner wants the slots back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 from determined import errors
 from determined.core._distributed import DistributedContext
 
-_SAME_INTERRUPT = 0.5
+_SAME_INTERRUPT_S = 0.5
 
 
 class PreemptMode(enum.Enum):
@@ -29,7 +29,7 @@ class PreemptMode(enum.Enum):
 
 
 class PreemptContext:
-    """Tells when to stop. The first SIGTERM or SIGINT asks politely; a second SIGINT interrupts at once."""
+    """Says when to stop. The first SIGTERM or SIGINT asks to stop; a second SIGINT interrupts at once."""
 
     def __init__(self, distributed: DistributedContext, mode: PreemptMode) -> None:
         self._distributed = distributed
@@ -44,7 +44,7 @@ class PreemptContext:
         """The signal that asked to stop, if one did."""
 
     def should_preempt(self, auto_ack: bool = True) -> bool:
-        """Say whether to save and stop now. In the default mode all ranks must ask together."""
+        """Return whether to save and stop now. In the default mode all ranks must call this."""
         if not self._polled:
             self._polled = True
             self.listen()
@@ -58,15 +58,15 @@ class PreemptContext:
         return self.signum is not None
 
     def acknowledge_preemption_signal(self) -> None:
-        """Say that stopping has begun; needed only after `should_preempt(auto_ack=False)`."""
+        """Do nothing. Programs call it after `should_preempt(auto_ack=False)`, when they begin to stop."""
 
     def listen(self) -> None:
-        """Say that somebody looks at `signum` from now on, so that a signal need not end the process at once."""
+        """Keep a signal from ending the process at once: from now on, somebody checks `signum`."""
         self._listeners += 1
 
     @contextlib.contextmanager
     def listening(self, also_after_failure: bool) -> Iterator[None]:
-        """Listen inside the block; where a failure must be told to other ranks, until the run has ended."""
+        """Listen inside the block; with `also_after_failure`, until the run has ended if the block fails."""
         self._listeners += 1
         try:
             yield
@@ -76,15 +76,15 @@ class PreemptContext:
         self._listeners -= 1
 
     def start(self) -> None:
-        """Listen to SIGTERM and SIGINT, which only the main thread can; show all stacks on SIGUSR1."""
+        """Handle SIGTERM and SIGINT, which only the main thread can; print all stacks on SIGUSR1."""
         self._stacks = _show_stacks_on(signal.SIGUSR1)
         if threading.current_thread() is threading.main_thread():
             for which in (signal.SIGTERM, signal.SIGINT):
-                # None stands for a handler that was not set from Python, and cannot be set from there either.
+                # None stands for a handler that was not set from Python, and cannot be restored from there.
                 self._previous[which] = signal.signal(which, self._on_signal) or signal.SIG_DFL
 
     def close(self) -> None:
-        """Give the signals back to whoever had them."""
+        """Restore the signal handlers of the program."""
         if self._stacks:
             faulthandler.unregister(signal.SIGUSR1)
             self._stacks = False
@@ -94,7 +94,7 @@ class PreemptContext:
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
-            # A forked child, such as a loader worker: an interrupt at the terminal is for the training to answer.
+            # A forked child, such as a loader worker. The training process handles an interrupt from the terminal.
             if signum != signal.SIGINT:
                 self._pass_on(signum, frame)
         elif not self._listeners or (signum == signal.SIGINT and self._is_second()):
@@ -104,16 +104,16 @@ class PreemptContext:
             self._first_signal = self._first_signal or time.monotonic()
 
     def _is_second(self) -> bool:
-        """Say whether this process had a signal before, of which an interrupt now is no echo.
+        """Return whether an interrupt is a second one, not the first one passed on.
 
-        A terminal interrupts all ranks and their launcher, which passes it on to the ranks.
+        A terminal interrupts all ranks and their launcher, which passes the interrupt on to the ranks.
         """
         if self._first_signal is None:
             return False
-        return self._distributed.size == 1 or time.monotonic() - self._first_signal > _SAME_INTERRUPT
+        return self._distributed.size == 1 or time.monotonic() - self._first_signal > _SAME_INTERRUPT_S
 
     def _pass_on(self, signum: int, frame: FrameType | None) -> None:
-        """Let the signal do what it would have done without us."""
+        """Let the signal do what it does without this handler."""
         previous = self._previous[signum]
         if callable(previous):
             previous(signum, frame)
@@ -123,9 +123,9 @@ class PreemptContext:
 
 
 def _show_stacks_on(signum: signal.Signals) -> bool:
-    """Print the stacks of all threads on a signal, without ending anything; False where there is no such way.
+    """Print the stacks of all threads on a signal; return False if that cannot be set up.
 
-    A program that uses the signal for something of its own keeps it.
+    A program's own handler of the signal is kept.
     """
     if signal.getsignal(signum) is not signal.SIG_DFL:
         return False

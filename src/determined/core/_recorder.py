@@ -10,7 +10,6 @@ import pathlib
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -43,12 +42,29 @@ class RunFacts:
 
 
 class RunRecorder:
-    """The ids and folders of the run. Drops all messages: a worker uses it, as the chief records for all ranks."""
+    """Registers this run in the tracking database and writes its history, on the outbox's thread.
 
-    def __init__(self, info: ClusterInfo | None) -> None:
+    The database is opened in the background, since that takes longer than starting to train;
+    `experiment_id` and `trial_id` wait for it. Without an outbox nothing is recorded: workers have none, as the chief
+    records for all ranks.
+    """
+
+    def __init__(self, facts: RunFacts, info: ClusterInfo | None, outbox: Outbox | None) -> None:
         self._home = home()
+        self._facts = facts
         self._info = info
+        self._outbox = outbox
         self._ids = (info.trial.experiment_id, info.trial.trial_id) if info else (UNRECORDED_ID, UNRECORDED_ID)
+        self._writer: tracking.Recorder | None = None
+        self._unwritten: list[tracking.Message] = []
+        self._waits_for_room = False  # the disk was full when the database was to be opened; opening is tried again
+        self._has_warned = False
+        # Started on this thread: loader workers forked meanwhile would keep a pipe open that the other waits on.
+        self._git = _start_git() if outbox and not info else None
+        self._opened = threading.Event()
+        if outbox is not None:
+            # A local run opens it a little later: the first batch comes sooner if it need not share the interpreter.
+            outbox.put(self._open, None, urgent=info is not None)
 
     @property
     def experiment_id(self) -> int:
@@ -78,89 +94,45 @@ class RunRecorder:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether this process writes the run to the database."""
-        return False
+        """Whether this process records the run."""
+        self.wait()
+        return self._writer is not None
+
+    def wait(self) -> None:
+        """Wait until the database is open, or has failed to open."""
+        if self._outbox is not None and not self._opened.is_set():
+            self._outbox.hurry()
+            self._opened.wait()
 
     def share_ids(self, distributed: DistributedContext) -> None:
         """Give all ranks the ids of the run. All ranks must call this."""
         self._ids = distributed.broadcast(self._current_ids())
 
-    def wait(self) -> None:
-        """Wait until the database is open, or has failed to open."""
-
     def put(self, message: tracking.Message) -> None:
         """Add a message to the record; returns at once."""
+        # A search waits for validations: whatever a trial trains before the search stops it is wasted.
+        is_awaited = isinstance(message, tracking.MetricReport) and message.group == "validation"
+        if self._outbox is not None:
+            self._outbox.put(self._write, message, urgent=is_awaited and self._info is not None)
 
     def flush(self) -> None:
         """Wait until all messages are written, or kept because the database cannot be written now."""
+        if self._outbox is not None:
+            self._outbox.flush()
 
     def confirm(self) -> None:
         """Wait until all messages are in the database; raise what prevents it."""
-
-    def best_validation(self, metric: str, smaller_is_better: bool) -> float | None:
-        """Return the experiment's best recorded validation of a metric."""
-        return None
-
-    def earlier_checkpoints(self) -> list[tracking.CheckpointRecord]:
-        """Return the checkpoints to continue this run from, newest first: of its trial, or locally of its name."""
-        return []
-
-    def close(self) -> None:
-        """Close the database. Close the outbox first."""
-
-    def _current_ids(self) -> tuple[int, int]:
-        return self._ids
-
-
-class ChiefRecorder(RunRecorder):
-    """Registers this run in the tracking database and writes its history, on the outbox's thread.
-
-    The database is opened in the background, since that takes longer than starting to train;
-    `experiment_id` and `trial_id` wait for it.
-    """
-
-    def __init__(self, outbox: Outbox, facts: RunFacts, info: ClusterInfo | None) -> None:
-        super().__init__(info)
-        self._outbox = outbox
-        self._facts = facts
-        self._writer: tracking.Recorder | None = None
-        # Started on this thread: loader workers forked meanwhile would keep a pipe open that the other waits on.
-        self._git = None if info else _start_git()
-        self._opened = threading.Event()
-        self._waits_for_room = False  # the disk was full when the database was to be opened; opening is tried again
-        self._unwritten: list[tracking.Message] = []
-        self._has_warned = False
-        # A local run opens it a little later: the first batch comes sooner if it need not share the interpreter.
-        outbox.put(self._open, None, urgent=info is not None)
-
-    @property
-    def is_recorded(self) -> bool:
-        self.wait()
-        return self._writer is not None
-
-    def wait(self) -> None:
-        if not self._opened.is_set():
-            self._outbox.hurry()
-            self._opened.wait()
-
-    def put(self, message: tracking.Message) -> None:
-        # A search waits for validations: whatever a trial trains before the search stops it is wasted.
-        is_awaited = isinstance(message, tracking.MetricReport) and message.group == "validation"
-        self._outbox.put(self._write, message, urgent=is_awaited and self._info is not None)
-
-    def flush(self) -> None:
-        self._outbox.flush()
-
-    def confirm(self) -> None:
         self.flush()
         if self._unwritten:
             self._write_all()
 
     def best_validation(self, metric: str, smaller_is_better: bool) -> float | None:
+        """Return the experiment's best recorded validation of a metric; None on workers."""
         self.flush()
         return self._writer.best_validation(metric, smaller_is_better) if self._writer else None
 
     def earlier_checkpoints(self) -> list[tracking.CheckpointRecord]:
+        """Return the checkpoints to continue this run from, newest first: of its trial, or locally of its name."""
         if not self.is_recorded and not self._waits_for_room:
             return []
         records = tracking.Records(self.database)
@@ -171,6 +143,7 @@ class ChiefRecorder(RunRecorder):
         return [one for one in reversed(found) if one.state is tracking.CheckpointState.COMPLETED]
 
     def close(self) -> None:
+        """Close the database. Close the outbox first."""
         if self._writer is not None:
             self._writer.close()
         if self._unwritten:
@@ -180,6 +153,7 @@ class ChiefRecorder(RunRecorder):
             )
 
     def _current_ids(self) -> tuple[int, int]:
+        # Asked for each time: they change if the database is replaced during the run.
         if self._info is None:
             self.wait()
             if self._writer is not None:
@@ -213,7 +187,16 @@ class ChiefRecorder(RunRecorder):
 
     @functools.cached_property
     def _git_commit(self) -> str | None:
-        return _output_of(self._git)
+        """The commit of the program, with a mark if tracked files differ from it; None without git."""
+        if self._git is None:
+            return None
+        with self._git as process:
+            try:
+                output, _ = process.communicate(timeout=_GIT_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return None
+        return output.strip() if process.returncode == 0 else None
 
     def _write(self, messages: Sequence[tracking.Message]) -> None:
         """Write to the database; keep for later what it does not take now, so that training goes on."""
@@ -264,11 +247,6 @@ def checked_metadata(owner: str, metadata: Mapping[str, Any] | None) -> dict[str
         ) from error
 
 
-def now() -> float:
-    """Return the timestamp of a record, in seconds since the epoch."""
-    return time.time()
-
-
 def _describe(facts: RunFacts, git_commit: str | None) -> tracking.RunDescription:
     process = tracking.RunProcess.current()
     torch = sys.modules.get("torch")
@@ -289,7 +267,7 @@ def _describe(facts: RunFacts, git_commit: str | None) -> tracking.RunDescriptio
 
 
 def _start_git() -> subprocess.Popen[str] | None:
-    """Start git to print the program's commit, marked if tracked files differ from it; None without git."""
+    """Start the git command that prints the program's commit; None without git."""
     program = getattr(sys.modules.get("__main__"), "__file__", None)
     try:
         return subprocess.Popen(
@@ -302,16 +280,3 @@ def _start_git() -> subprocess.Popen[str] | None:
         )
     except OSError:
         return None
-
-
-def _output_of(process: subprocess.Popen[str] | None) -> str | None:
-    """Return what a process printed; None if it failed or took too long."""
-    if process is None:
-        return None
-    with process:
-        try:
-            output, _ = process.communicate(timeout=_GIT_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return None
-    return output.strip() if process.returncode == 0 else None

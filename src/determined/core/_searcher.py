@@ -1,4 +1,4 @@
-"""The training length that the searcher asks for, in the form that old programs expect."""
+"""The training length that the searcher asks for, as older programs read it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Unit(enum.Enum):
 
 
 class SearcherOperation:
-    """Train until `length` units are done, then report the searcher's metric."""
+    """Asks the program to train until `length` units are done, and then to report the searcher's metric."""
 
     def __init__(self, length: int, report_progress: Callable[[float], None]) -> None:
         self.length = length

@@ -11,6 +11,7 @@ import math
 import operator
 import pathlib
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
@@ -21,7 +22,7 @@ import numpy as np
 from determined import tensorboard, tracking
 from determined._home import make_private, note_invalid_hp
 from determined.core._outbox import Outbox
-from determined.core._recorder import RunRecorder, checked_metadata, now
+from determined.core._recorder import RunRecorder, checked_metadata
 from determined.core.metrics import POSITION_METRICS, BatchColumns, are_floats, as_number
 
 logger = logging.getLogger("determined.core")
@@ -35,14 +36,9 @@ class EarlyExitReason(enum.Enum):
 
 
 class TrainContext:
-    """Reports of one trial. Every call returns at once; a background thread writes."""
+    """Reports what one trial does. Every call returns at once; a background thread writes."""
 
-    def __init__(
-        self,
-        recorder: RunRecorder,
-        scalars: ScalarLog,
-        searcher_metric: tuple[str, bool] | None,
-    ) -> None:
+    def __init__(self, recorder: RunRecorder, scalars: ScalarLog, searcher_metric: tuple[str, bool] | None) -> None:
         self._recorder = recorder
         self._scalars = scalars
         self._searcher_metric = searcher_metric
@@ -116,7 +112,7 @@ class TrainContext:
 
     def _report(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> tracking.MetricReport:
         steps, values = _checked_steps(steps_completed), _plain(group, metrics)
-        report = tracking.MetricReport(group=group, steps_completed=steps, metrics=values, time=now())
+        report = tracking.MetricReport(group=group, steps_completed=steps, metrics=values, time=time.time())
         self._recorder.put(report)
         return report
 
@@ -138,7 +134,7 @@ class ScalarLog:
         self._recorder = recorder
         self._file: tensorboard.EventFile | None = None
         self._file_lock = threading.Lock()
-        self._last_time = now()
+        self._last_time = time.time()
         self._has_warned = False
         self.enabled = enabled
 
@@ -154,7 +150,7 @@ class ScalarLog:
 
     def training(self, steps_completed: int, metrics: Mapping[str, Any], batches: BatchColumns) -> None:
         """Write the metrics of the batches that end with number `steps_completed`, and those of the whole window."""
-        began, self._last_time = self._last_time, now()
+        began, self._last_time = self._last_time, time.time()
         of_window = {name: value for name, value in _numbers(metrics).items() if name not in batches.columns}
         self._put(_Window(steps_completed, batches, began, self._last_time))
         self._put(_Window(steps_completed, BatchColumns.of_rows([of_window]), began, self._last_time))
@@ -162,7 +158,7 @@ class ScalarLog:
     def validation(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         """Write the metrics of a validation; names get the prefix `val_` unless they start with `val`."""
         named = {n if n.startswith("val") else f"val_{n}": value for n, value in _numbers(metrics).items()}
-        self._put(_Window(steps_completed, BatchColumns.of_rows([named]), now(), now()))
+        self._put(_Window(steps_completed, BatchColumns.of_rows([named]), time.time(), time.time()))
 
     def flush(self) -> None:
         """Write out what is buffered."""

@@ -9,14 +9,51 @@ import math
 import pathlib
 import warnings
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from determined import errors, storage, tracking
+from determined.tracking import CheckpointState
 
 logger = logging.getLogger("determined.core")
 
 METADATA_FILE = "metadata.json"
 """The file of a checkpoint that holds its metadata."""
+
+
+def read_metadata(folder: pathlib.Path) -> dict[str, Any]:
+    """Return the metadata of the checkpoint in a folder."""
+    path = folder / METADATA_FILE
+    try:
+        metadata = json.loads(storage.read_plain(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise errors.InvalidCheckpointException(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(metadata, dict):
+        raise errors.InvalidCheckpointException(f"{path} holds {metadata!r}; metadata must be a mapping.")
+    return metadata
+
+
+def steps_completed(metadata: Mapping[str, Any]) -> int:
+    """Return the batches after which a checkpoint was saved, as its metadata says; 0 if it does not."""
+    steps = metadata.get("steps_completed", 0)
+    if type(steps) is not int or not 0 <= steps < 2**63:
+        raise ValueError(
+            f"The checkpoint metadata ({METADATA_FILE}) has steps_completed={steps!r}; pass the batches trained, an "
+            "int >= 0."
+        )
+    return steps
+
+
+def saved_message(folder: pathlib.Path, manifest: storage.Manifest, timestamp: float) -> tracking.CheckpointSaved:
+    """Return the message that records the complete checkpoint in a folder."""
+    metadata = read_metadata(folder)
+    return tracking.CheckpointSaved(
+        uuid=folder.name,
+        steps_completed=steps_completed(metadata),
+        path=str(folder),
+        metadata=metadata,
+        resources={name: entry.size for name, entry in manifest.files.items()},
+        time=timestamp,
+    )
 
 
 def record_unrecorded(store: storage.FolderStore, database: pathlib.Path) -> list[str]:
@@ -26,18 +63,18 @@ def record_unrecorded(store: storage.FolderStore, database: pathlib.Path) -> lis
     """
     known = {checkpoint.uuid for checkpoint in tracking.Records(database).checkpoints()}
     found = [_read_unrecorded(store.root / uuid, database) for uuid in store.ids() if uuid not in known]
+    recorded = []
     # By step rather than by time within a trial, since clocks jump.
-    ordered = sorted((one for one in found if one), key=lambda one: (one.trial_id, one.saved.steps_completed))
-    return [one.saved.uuid for one in ordered if _record(one, database)]
+    for experiment_id, trial_id, saved in sorted(filter(None, found), key=lambda one: (one[1], one[2].steps_completed)):
+        with contextlib.suppress(errors.TrackingException):  # the run that it names is not on record
+            _record(database, experiment_id, trial_id, saved)
+            recorded.append(saved.uuid)
+    return recorded
 
 
 def remove_unlisted(store: storage.FolderStore, database: pathlib.Path) -> list[str]:
     """Remove the folders of checkpoints that are recorded as deleted, and return their ids."""
-    deleted = {
-        checkpoint.uuid
-        for checkpoint in tracking.Records(database).checkpoints()
-        if checkpoint.state is tracking.CheckpointState.DELETED
-    }
+    deleted = {one.uuid for one in tracking.Records(database).checkpoints() if one.state is CheckpointState.DELETED}
     to_delete = [uuid for uuid in store.ids() if uuid in deleted]
     for uuid in to_delete:
         with contextlib.suppress(errors.CheckpointNotFoundException):  # another process was faster
@@ -55,17 +92,11 @@ def mark_missing(store: storage.FolderStore, database: pathlib.Path) -> list[str
     present = set(store.ids())
     if not present:
         return []
-    missing = [
-        checkpoint
-        for checkpoint in recorded
-        if checkpoint.state is tracking.CheckpointState.COMPLETED
-        and pathlib.Path(checkpoint.path).parent == store.root
-        and checkpoint.uuid not in present
-    ]
-    for checkpoint in missing:
-        with tracking.Recorder.attach(database, checkpoint.experiment_id, checkpoint.trial_id) as recorder:
-            recorder.write([tracking.CheckpointDeleted(uuid=checkpoint.uuid)])
-    return [checkpoint.uuid for checkpoint in missing]
+    own = [one for one in recorded if pathlib.Path(one.path).parent == store.root]
+    missing = [one for one in own if one.state is CheckpointState.COMPLETED and one.uuid not in present]
+    for one in missing:
+        _record(database, one.experiment_id, one.trial_id, tracking.CheckpointDeleted(uuid=one.uuid))
+    return [one.uuid for one in missing]
 
 
 def expired_checkpoints(
@@ -80,11 +111,8 @@ def expired_checkpoints(
     `metric` is (name, smaller_is_better). Keeps registered checkpoints, and those that some trial continues or
     starts from.
     """
-    present = [
-        one
-        for one in records.checkpoints(experiment_id)
-        if one.state is tracking.CheckpointState.COMPLETED and one.uuid in stored
-    ]
+    completed = [one for one in records.checkpoints(experiment_id) if one.state is CheckpointState.COMPLETED]
+    present = [one for one in completed if one.uuid in stored]
     validations = {
         (trial_id, report.steps_completed): report.metrics
         for trial_id, reports in records.metrics_by_trial(experiment_id, "validation").items()
@@ -121,16 +149,8 @@ def _score(validation: Mapping[str, Any] | None, metric: tuple[str, bool] | None
     return float(value) if smaller_is_better else -float(value)
 
 
-class _Unrecorded(NamedTuple):
-    """A checkpoint that is not on record, and the run that it names."""
-
-    experiment_id: int
-    trial_id: int
-    saved: tracking.CheckpointSaved
-
-
-def _read_unrecorded(folder: pathlib.Path, database: pathlib.Path) -> _Unrecorded | None:
-    """Return an intact checkpoint of a run of this database, or None."""
+def _read_unrecorded(folder: pathlib.Path, database: pathlib.Path) -> tuple[int, int, tracking.CheckpointSaved] | None:
+    """Return (experiment_id, trial_id, message) of an intact checkpoint of a run of this database, or None."""
     if not (folder / storage.MANIFEST_FILE).exists():
         return None  # never complete, or not ours
     try:
@@ -143,32 +163,13 @@ def _read_unrecorded(folder: pathlib.Path, database: pathlib.Path) -> _Unrecorde
         ):
             return None
         manifest.verify(folder)
-        return _Unrecorded(experiment_id, trial_id, _saved(folder, manifest))
-    except (errors.InvalidCheckpointException, OSError, ValueError, RecursionError) as error:
+        return experiment_id, trial_id, saved_message(folder, manifest, folder.stat().st_mtime)
+    except (errors.InvalidCheckpointException, OSError, ValueError) as error:
         if folder.exists():  # another process may have deleted it meanwhile
             warnings.warn(f"Checkpoint {folder.name} is not on record and is passed over: {error}", stacklevel=3)
         return None
 
 
-def _saved(folder: pathlib.Path, manifest: storage.Manifest) -> tracking.CheckpointSaved:
-    metadata = json.loads(storage.read_plain(folder / METADATA_FILE))
-    steps = metadata.get("steps_completed", 0) if isinstance(metadata, dict) else None
-    if type(steps) is not int or not 0 <= steps < 2**63:
-        raise ValueError(f"its {METADATA_FILE} does not say after how many batches it was saved")
-    return tracking.CheckpointSaved(
-        uuid=folder.name,
-        steps_completed=steps,
-        path=str(folder),
-        metadata=metadata,
-        resources={name: entry.size for name, entry in manifest.files.items()},
-        time=folder.stat().st_mtime,
-    )
-
-
-def _record(found: _Unrecorded, database: pathlib.Path) -> bool:
-    try:
-        with tracking.Recorder.attach(database, found.experiment_id, found.trial_id) as recorder:
-            recorder.write([found.saved])
-    except errors.TrackingException:
-        return False
-    return True
+def _record(database: pathlib.Path, experiment_id: int, trial_id: int, message: tracking.Message) -> None:
+    with tracking.Recorder.attach(database, experiment_id, trial_id) as recorder:
+        recorder.write([message])
