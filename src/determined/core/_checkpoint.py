@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import functools
 import json
 import os
 import pathlib
@@ -202,8 +201,7 @@ class CheckpointContext:
             self._download(storage_id, ckpt_dir, selector)
             return
         check_same_folder(self._distributed, ckpt_dir)
-        download = functools.partial(self._download, storage_id, ckpt_dir, selector)
-        on_first_rank(self._distributed, download, of_machine=True)
+        on_first_rank(self._distributed, lambda: self._download(storage_id, ckpt_dir, selector), of_machine=True)
 
     def _is_shared(self, call: str, mode: DownloadMode) -> bool:
         if not isinstance(mode, DownloadMode):

@@ -34,12 +34,8 @@ class ProfilerContext:
         if not sources:
             return
         self._stop.clear()
-        self._thread = threading.Thread(
-            target=self._sample,
-            args=(sources, sampling_interval, samples_per_report),
-            name="resolute-profiler",
-            daemon=True,
-        )
+        args = sources, sampling_interval, samples_per_report
+        self._thread = threading.Thread(target=self._sample, args=args, name="resolute-profiler", daemon=True)
         self._thread.start()
 
     def off(self) -> None:
