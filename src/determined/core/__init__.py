@@ -1,7 +1,7 @@
 """The services of a training process, usable without the training loop.
 
-`__all__` lists what programs use. Other packages of determined also use `RunFacts` and the modules `checkpoint_gc`
-and `metrics`.
+`__all__` lists what programs use. Other packages of determined also use `RunFacts`, `parse_length` and the modules
+`checkpoint_gc` and `metrics`.
 """
 
 from determined.core._checkpoint import CheckpointContext, DownloadMode
