@@ -58,7 +58,7 @@ def _comes_from(name: str, module: types.ModuleType | None, folder: pathlib.Path
     own = vars(module)  # not getattr: some modules, such as torch.classes, make up any attribute they are asked for
     places = [place for place in (own.get("__file__"), *(own.get("__path__") or ())) if place]
     # A virtual environment may lie within the folder, and its libraries cannot be imported twice.
-    libraries = [library for library in _libraries() if folder in library.parents]
+    libraries = [library for library in installed_folders() if folder in library.parents]
     return any(_is_below(pathlib.Path(place).resolve(), folder, libraries) for place in places)
 
 
@@ -66,7 +66,8 @@ def _is_below(place: pathlib.Path, folder: pathlib.Path, libraries: list[pathlib
     return place.is_relative_to(folder) and not any(place.is_relative_to(library) for library in libraries)
 
 
-def _libraries() -> set[pathlib.Path]:
+def installed_folders() -> set[pathlib.Path]:
+    """Return the folders of this Python and of its installed packages."""
     return {pathlib.Path(path).resolve() for path in (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values())}
 
 

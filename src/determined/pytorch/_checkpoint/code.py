@@ -9,11 +9,11 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import sysconfig
 import types
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from determined._import import installed_folders
 from determined._secrets import mask_variables_in_file
 
 logger = logging.getLogger("determined.pytorch")
@@ -66,7 +66,7 @@ def program_of(trial_class: type) -> Program:
     if not file:
         return Program(None, name)
     own = _import_root(name, pathlib.Path(file).resolve())
-    if own.name in _PACKAGES or own in {pathlib.Path(path).resolve() for path in sysconfig.get_paths().values()}:
+    if own.name in _PACKAGES or own in installed_folders():
         return Program(None, name)
     root = _git_root(own) or _common_root(own)
     entries = _import_folders(root)
@@ -168,11 +168,11 @@ def _imported(root: pathlib.Path) -> dict[str, pathlib.Path]:
     """Return the files of the program's imported modules below a folder, by the names of the modules."""
     belongs = _membership(root)
     # Most of some thousand modules are installed ones: their names tell, before any path is resolved.
-    installed = tuple(f"{folder}{os.sep}" for folder in _installations() if not root.is_relative_to(folder))
+    foreign = tuple(f"{folder}{os.sep}" for folder in _foreign_folders(root))
     found: dict[str, pathlib.Path] = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if not file or not file.endswith(".py") or file.startswith(installed):
+        if not file or not file.endswith(".py") or file.startswith(foreign):
             continue
         path = pathlib.Path(_real(os.path.dirname(file)), os.path.basename(file))
         if path.is_relative_to(root) and belongs(path.parent.relative_to(root)):
@@ -183,18 +183,15 @@ def _imported(root: pathlib.Path) -> dict[str, pathlib.Path]:
 _real = functools.cache(os.path.realpath)
 
 
-@functools.cache
-def _installations() -> frozenset[str]:
-    """Return the folders of this Python, its packages and this library, as they are named and without links."""
-    named = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), str(_LIBRARY)}
-    return frozenset(named | {os.path.realpath(folder) for folder in named})
+def _foreign_folders(root: pathlib.Path, left_out: Iterable[pathlib.Path] = ()) -> set[pathlib.Path]:
+    """Return the folders whose files are not the program's, except those that hold the program itself."""
+    folders = {*(folder.resolve() for folder in left_out), *installed_folders(), _LIBRARY}
+    return {folder for folder in folders if not root.is_relative_to(folder)}
 
 
 def _membership(root: pathlib.Path, left_out: Iterable[pathlib.Path] = ()) -> Callable[[pathlib.Path], bool]:
     """Return a function that tells of a folder, given relative to `root`, whether its files are the program's."""
-    folders = {folder.resolve() for folder in (*left_out, *map(pathlib.Path, _installations()))}
-    # A folder that holds the program itself cannot be meant.
-    foreign = {folder for folder in folders if not root.is_relative_to(folder)}
+    foreign = _foreign_folders(root, left_out)
 
     @functools.cache
     def is_foreign(folder: pathlib.Path) -> bool:

@@ -326,7 +326,7 @@ def _fill(made: Any, state: Any) -> None:
         made.__dict__.update(attributes)
     for name, value in (slots or {}).items():
         if not isinstance(getattr(type(made), name, None), types.MemberDescriptorType):
-            raise ValueError(f"{name!r} is no slot of {name_of(type(made))}")
+            raise ValueError(f"{name!r} is not a slot of {name_of(type(made))}")
         object.__setattr__(made, name, value)
 
 
