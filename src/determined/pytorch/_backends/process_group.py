@@ -8,7 +8,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,45 +27,38 @@ BACKEND_VARIABLE = "DET_DISTRIBUTED_BACKEND"
 _group_numbers = itertools.count()
 
 
-class Joined(NamedTuple):
-    """The ranks that this process is one of, and how it trains with them."""
-
-    distributed: DistributedContext
-    backend: Backend
-
-
 @contextlib.contextmanager
-def joined(given: DistributedContext | None) -> Iterator[Joined]:
+def joined(given: DistributedContext | None) -> Iterator[tuple[DistributedContext, Backend]]:
     """Join the other processes; a process group that this sets up is taken down after the block.
 
     Ranks come from the context that the program gives, else from its process group, else from the launcher.
     """
     translate_slurm(os.environ)
-    if given is not None:
-        yield Joined(given, _backend_for(given))
-    elif dist.is_available() and dist.is_initialized():
-        yield from _in_group()
-    elif int(os.environ.get("WORLD_SIZE", "1")) > 1 or "TORCHELASTIC_RUN_ID" in os.environ:
-        with _process_group():
-            yield from _in_group()
-    else:
-        yield Joined(DistributedContext.single(), SingleProcess())
+    is_launched = int(os.environ.get("WORLD_SIZE", "1")) > 1 or "TORCHELASTIC_RUN_ID" in os.environ
+    with contextlib.ExitStack() as stack:
+        if given is None and is_launched and not _has_group():
+            stack.enter_context(_process_group())
+        distributed = _ranks_of_group() if given is None else given
+        yield distributed, _backend_for(distributed)
 
 
-def _in_group() -> Iterator[Joined]:
+def _has_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _ranks_of_group() -> DistributedContext:
+    if not _has_group():
+        return DistributedContext.single()
     if "LOCAL_RANK" in os.environ:
         _use_device(int(os.environ["LOCAL_RANK"]))  # before objects are exchanged by nccl
-    distributed = DistributedContext.from_torch_distributed()
-    yield Joined(distributed, _backend_for(distributed))
+    return DistributedContext.from_torch_distributed()
 
 
 def _backend_for(distributed: DistributedContext) -> Backend:
     if distributed.size == 1:
         return SingleProcess()
     device = _use_device(distributed.local_rank)
-    if not (dist.is_available() and dist.is_initialized()):
-        return NoGroup(device, distributed.size)
-    return Replicas(device)
+    return Replicas(device) if _has_group() else NoGroup(device, distributed.size)
 
 
 @contextlib.contextmanager

@@ -25,11 +25,10 @@ _LIBRARY = pathlib.Path(__file__).resolve().parents[2]
 
 
 class Program(NamedTuple):
-    """Where a trial class comes from: the folder of its program and the name of its module there."""
+    """The program that a trial class comes from."""
 
     root: pathlib.Path | None
     """The folder of the whole program; None for a class without a file, or from an installed package."""
-    module: str
     import_paths: tuple[str, ...] = ()
     """The folders that the program imports from, relative to `root`, in the order of `sys.path`."""
 
@@ -61,17 +60,16 @@ def program_modules(trial_class: type) -> list[str]:
 
 def program_of(trial_class: type) -> Program:
     """Return where a trial class can be imported from."""
-    name = module_of(trial_class)
     file = getattr(sys.modules.get(trial_class.__module__), "__file__", None)
     if not file:
-        return Program(None, name)
-    own = _import_root(name, pathlib.Path(file).resolve())
+        return Program(None)
+    own = _import_root(module_of(trial_class), pathlib.Path(file).resolve())
     if own.name in _PACKAGES or own in installed_folders():
-        return Program(None, name)
+        return Program(None)
     root = _git_root(own) or _common_root(own)
     entries = _import_folders(root)
     folders = entries if own in entries else [own, *entries]
-    return Program(root, name, tuple(folder.relative_to(root).as_posix() for folder in folders))
+    return Program(root, tuple(folder.relative_to(root).as_posix() for folder in folders))
 
 
 def program_files(root: pathlib.Path, left_out: Iterable[pathlib.Path]) -> list[pathlib.Path]:
