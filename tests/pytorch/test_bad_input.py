@@ -72,17 +72,17 @@ def no_reporting_period() -> None:
     train(reporting_period=None)
 
 
-@mistake(TypeError, "Batch(nan)", "whole number", "Batch(100)", "Batch([5, 30])")
+@mistake(TypeError, "Batch(nan)", "integer", "Batch(100)", "Batch([5, 30])")
 def period_of_nan() -> None:
     train(validation_period=Batch(math.nan))  # type: ignore[arg-type]
 
 
-@mistake(TypeError, "Epoch(True)", "whole number", "Epoch(100)")
+@mistake(TypeError, "Epoch(True)", "integer", "Epoch(100)")
 def period_of_bool() -> None:
     train(validation_period=Epoch(True))
 
 
-@mistake(TypeError, "Batch([1, 2.5])", "holds 2.5", "whole numbers")
+@mistake(TypeError, "Batch([1, 2.5])", "holds 2.5", "integers")
 def schedule_of_fractions() -> None:
     train(validation_period=Batch([1, 2.5]))  # type: ignore[list-item]
 

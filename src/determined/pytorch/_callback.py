@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import pathlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -103,9 +104,27 @@ class Callbacks:
         for method in self._hooks[hook]:
             method(*args)
 
-    def hooks(self, hook: str) -> list[Callable[..., None]]:
-        """Return the methods of the callbacks that override a hook."""
-        return list(self._hooks[hook])
+    @contextlib.contextmanager
+    def trial(self, first_batch_idx: int, checkpoint_uuid: str | None) -> Iterator[None]:
+        """Run the hooks of a trial's start and end; each callback is told of the end, whatever happens in the block."""
+        try:
+            self.run("on_trial_startup", first_batch_idx, checkpoint_uuid)
+            yield
+        except BaseException as error:
+            _add_notes(error, self._shut_down())
+            raise
+        if failures := self._shut_down():
+            _add_notes(failures[0], failures[1:])
+            raise failures[0]
+
+    def _shut_down(self) -> list[Exception]:
+        failures = []
+        for shutdown in self._hooks["on_trial_shutdown"]:
+            try:
+                shutdown()
+            except Exception as failure:
+                failures.append(failure)
+        return failures
 
     def wants(self, hook: str) -> bool:
         """Return whether any callback overrides a hook."""
@@ -126,6 +145,11 @@ class Callbacks:
         own = [m for m in methods if getattr(m, "__func__", m) is not getattr(PyTorchCallback, hook)]
         takes_epoch = hook in ("on_training_epoch_start", "on_training_epoch_end")
         return [_with_optional_argument(m) for m in own] if takes_epoch else own
+
+
+def _add_notes(error: BaseException, failures: list[Exception]) -> None:
+    for failure in failures:
+        error.add_note(f"on_trial_shutdown() failed too: {type(failure).__name__}: {failure}")
 
 
 def _with_optional_argument(method: Callable[..., None]) -> Callable[..., None]:

@@ -18,7 +18,7 @@ from determined import core, errors
 from determined._info import get_cluster_info
 from determined.pytorch._accelerate.options import applied, with_optimizations
 from determined.pytorch._backends.process_group import joined
-from determined.pytorch._checkpoint.saver import CHECKPOINT_VARIABLE, steps_to_resume
+from determined.pytorch._checkpoint.resume import CHECKPOINT_VARIABLE, steps_to_resume
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data import rng
 from determined.pytorch._loop.plan import Batch, Epoch, TrainUnit

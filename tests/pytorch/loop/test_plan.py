@@ -206,7 +206,7 @@ def test_bad_values_are_named_with_what_to_write(value: Any) -> None:
 
 @pytest.mark.parametrize("step", [True, 1.5, "3", None])
 def test_bad_steps_of_a_schedule_are_named(step: Any) -> None:
-    with pytest.raises(TypeError, match=f"holds {step!r}.*whole numbers"):
+    with pytest.raises(TypeError, match=f"holds {step!r}.*integers"):
         Batch([1, step])
 
 
@@ -224,7 +224,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers(given: Any, value: Any) -> Non
 
 @pytest.mark.parametrize("given", [True, np.True_, 1.0, np.float64(1), "3", None, [True], [np.float32(2)]])
 def test_other_values_are_refused(given: Any) -> None:
-    with pytest.raises(TypeError, match="whole number"):
+    with pytest.raises(TypeError, match="integer"):
         Batch(given)
 
 

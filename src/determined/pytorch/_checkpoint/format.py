@@ -1,9 +1,8 @@
-"""What a checkpoint holds: taking a snapshot of a training, and putting it back."""
+"""The files of a checkpoint: writing, verifying and reading them."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import io
 import json
@@ -12,20 +11,16 @@ import pickle
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from determined import errors, storage
 from determined._secrets import mask
 from determined._version import VERSION
-from determined.pytorch._backends.base import StateCodec
 from determined.pytorch._backends.shards import SHARDS_FOLDER, with_references
 from determined.pytorch._checkpoint import code, identity, legacy, objects
 from determined.pytorch._context import PyTorchTrialContext
-from determined.pytorch._data import rng
-from determined.pytorch._optim import free_parameters
-from determined.pytorch._optim.fused import kept_settings
 
 STATE_FILE = "state_dict.pth"
 LOAD_FILE = legacy.LOAD_FILE
@@ -33,101 +28,18 @@ CODE_FOLDER = "code"
 FORMAT = "resolute-1"
 
 
-def snapshot(context: PyTorchTrialContext) -> dict[str, Any]:
-    """Return the state of everything wrapped, which all ranks have alike."""
-    return {
-        **models_state(context),
-        **free_parameters.state(context),
-        "optimizers_state_dict": [optimizer.state_dict() for optimizer in context.optimizers],
-        "lr_schedulers_state_dict": [scheduler.state_dict() for scheduler in context.lr_schedulers],
-        **context.precision.state_dict(),
-    }
+class Saved(NamedTuple):
+    """A checkpoint that was read."""
 
+    uuid: str
+    path: pathlib.Path
+    state: dict[str, Any]
 
-def restore(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
-    """Put everything wrapped into a saved state; random numbers are left to `restore_rng`."""
-    restore_models(context, state)
-    optimizers = [_OptimizerLoader(optimizer, context.backend.codec) for optimizer in context.optimizers]
-    _load_each("optimizers_state_dict", optimizers, state)
-    _load_each("lr_schedulers_state_dict", context.lr_schedulers, state)
-    context.precision.load_state_dict(state)
-
-
-def load_models(context: PyTorchTrialContext, state: dict[str, Any], rules: objects.Rules) -> None:
-    """Put the weights of a checkpoint that was just read into the models. All ranks must call this."""
-    models = context.backend.codec.attach(state["models_state_dict"])
-    state["models_state_dict"] = objects.decode(models, rules, ("models_state_dict",))
-    restore_models(context, state)
-
-
-def restore_models(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
-    """Put saved weights into the models, and saved values into the parameters that belong to none."""
-    _load_each("models_state_dict", [_ModelLoader(model, context.backend.codec) for model in context.models], state)
-    free_parameters.restore(context, state)
-
-
-def restore_rng(context: PyTorchTrialContext, state: Mapping[str, Any]) -> None:
-    """Put the random numbers of this rank into their saved state; a rank that was not there gets its own."""
-    saved = state["rng_state"]
-    per_rank = saved if isinstance(saved, list) else [saved]  # Determined saved those of rank 0 alone
-    rank = context.distributed.rank
-    if rank < len(per_rank):
-        rng.set_state(per_rank[rank])
-    else:
-        rng.seed_all(rng.derive(context.trial_seed, rank, state["loop"]["progress"]["batches_trained"]))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _ModelLoader:
-    """Loads weights into a model, whether or not they were saved from one wrapped for several processes."""
-
-    model: torch.nn.Module
-    codec: StateCodec
-
-    def load_state_dict(self, weights: Mapping[str, Any]) -> None:
-        # A model may have a child that is called `module` itself.
-        fits = weights.keys() <= self.model.state_dict().keys()
-        self.model.load_state_dict(self.codec.fit_model(self.model, weights if fits else without_prefix(weights)))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _OptimizerLoader:
-    """Loads the state of an optimizer, whether or not its parameters are spread over ranks as they were."""
-
-    optimizer: torch.optim.Optimizer
-    codec: StateCodec
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        fitting = dict(self.codec.fit_optimizer(self.optimizer, state))
-        if isinstance(saved := fitting.get("param_groups"), list) and len(saved) == len(self.optimizer.param_groups):
-            # How an optimizer steps is the business of this run, not of the one that saved.
-            pairs = zip(saved, self.optimizer.param_groups, strict=True)
-            fitting["param_groups"] = [group | kept_settings(own) for group, own in pairs]
-        self.optimizer.load_state_dict(fitting)
-
-
-def without_prefix(weights: Mapping[str, Any], prefix: str = "module.") -> Mapping[str, Any]:
-    """Return weights without the prefix that DDP adds to every name."""
-    if not weights or not all(name.startswith(prefix) for name in weights):
-        return weights
-    return {name.removeprefix(prefix): value for name, value in weights.items()}
-
-
-def _load_each(key: str, owners: Any, state: Mapping[str, Any]) -> None:
-    saved = state.get(key)
-    if not isinstance(saved, list) or len(saved) != len(owners):
-        held = len(saved) if isinstance(saved, list) else "no"
-        raise errors.StateMismatchException(
-            f"The checkpoint holds {held} entries of {key}, but the trial wraps {len(owners)}; "
-            "load it with the program that saved it."
-        )
-    for index, (owner, one) in enumerate(zip(owners, saved, strict=True)):
-        try:
-            owner.load_state_dict(one)
-        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise errors.StateMismatchException(
-                f"{key}[{index}] of the checkpoint does not fit the trial: {error}"
-            ) from error
+    @property
+    def batches_trained(self) -> int:
+        """Batches trained when it was saved."""
+        count: int = self.state["loop"]["progress"]["batches_trained"]
+        return count
 
 
 def rules_of(trial_class: type, fresh: Mapping[str, Any]) -> objects.Rules:
@@ -136,25 +48,6 @@ def rules_of(trial_class: type, fresh: Mapping[str, Any]) -> objects.Rules:
     Raises `InvalidExperimentException` if they hold what cannot be saved.
     """
     return objects.Rules(fresh, functools.cache(functools.partial(code.program_modules, trial_class)))
-
-
-def models_state(context: PyTorchTrialContext) -> dict[str, Any]:
-    """Return the entry of a checkpoint that holds the states of models."""
-    return {"models_state_dict": [model.state_dict() for model in context.models]}
-
-
-def gradients(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
-    """Return gradients that outlive the batch, as those between aggregated steps do."""
-    return context.backend.codec.gradients(context.models) | free_parameters.gradients(context)
-
-
-def restore_gradients(context: PyTorchTrialContext, saved: Mapping[str, torch.Tensor]) -> None:
-    """Put back what `gradients` returned, and drop all others."""
-    context.backend.codec.restore_gradients(context.models, saved, unreduced=context.aggregation_frequency > 1)
-    free_parameters.restore_gradients(context, saved)
-
-
-# Files
 
 
 def write(folder: pathlib.Path, state: dict[str, Any], description: dict[str, Any]) -> None:
@@ -191,7 +84,7 @@ def read(folder: pathlib.Path, **options: Any) -> dict[str, Any]:
     path = folder / STATE_FILE
     if not path.is_file():
         raise errors.InvalidCheckpointException(
-            f"{folder} is not a whole checkpoint of a PyTorchTrial: it has no {STATE_FILE}. "
+            f"{folder} is not a complete checkpoint of a PyTorchTrial: it has no {STATE_FILE}. "
             "Use another one; `det checkpoint list` shows what there is."
         )
     is_legacy = legacy.is_legacy(folder)
@@ -246,12 +139,6 @@ def reading(folder: pathlib.Path) -> Iterator[None]:
             f"The checkpoint in {folder} holds a state that no training has saved ({type(error).__name__}: {error}); "
             "use another one."
         ) from error
-
-
-def circumstances() -> dict[str, Any]:
-    """Return what the last bits of results depend on besides the state."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    return {"threads": torch.get_num_threads(), "torch": str(torch.__version__), "device": device}
 
 
 def metadata(steps_completed: int) -> dict[str, Any]:

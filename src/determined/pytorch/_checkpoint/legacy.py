@@ -1,7 +1,7 @@
 """Read checkpoints that Determined 0.13 to 0.38 wrote, admitting just the types that their files hold.
 
 What changed over the versions, oldest first: the state of one model, optimizer and scheduler; lists of them;
-`workload_sequencer.pkl` with the batches trained; `load_data.json` with what `metadata.json` told of the trial before;
+`workload_sequencer.pkl` with the batches trained; `load_data.json`, which describes the trial as `metadata.json` did;
 `trial_state.pkl` in place of the sequencer.
 """
 
@@ -24,13 +24,13 @@ METADATA_FILE = "metadata.json"
 _PROGRESS_FILES = ("trial_state.pkl", "workload_sequencer.pkl")
 _BATCHES = ("batches_trained", "steps_completed", "latest_batch")
 """The number of batches trained, under its names in the order from new to old."""
-_OF_ONE_MODEL = {
+_SINGULAR_KEYS = {
     "model_state_dict": "models_state_dict",
     "optimizer_state_dict": "optimizers_state_dict",
     "lr_scheduler": "lr_schedulers_state_dict",
 }
 
-# What unpickling raises for bytes that are no pickle, or not one of these.
+# Raised by unpickling bytes that are not a pickle, or not one of these.
 _UNREADABLE = (
     pickle.UnpicklingError,
     EOFError,
@@ -44,14 +44,14 @@ _UNREADABLE = (
 
 
 def is_legacy(folder: pathlib.Path) -> bool:
-    """Say whether a checkpoint was written by Determined."""
+    """Return whether a checkpoint was written by Determined."""
     return _progress_file(folder) is not None or (
         not (folder / LOAD_FILE).exists() and "experiment_config" in _metadata(folder)
     )
 
 
 def description(folder: pathlib.Path) -> dict[str, Any]:
-    """Return what `load_data.json` would tell, of a checkpoint that is too old to have one."""
+    """Return the description of a trial from a checkpoint that is too old to have a `load_data.json`."""
     metadata = _metadata(folder)
     config = metadata.get("experiment_config")
     is_torch = "torch_version" in metadata or str(metadata.get("framework")).startswith("torch")
@@ -97,9 +97,9 @@ def load_state(path: pathlib.Path, **options: Any) -> Any:
 
 def _with_lists(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state with lists of models, optimizers and schedulers, also if it was saved for one of each."""
-    if twice := [f"{one} and {many}" for one, many in _OF_ONE_MODEL.items() if one in state and many in state]:
+    if twice := [f"{one} and {many}" for one, many in _SINGULAR_KEYS.items() if one in state and many in state]:
         raise ValueError(f"it holds both {', '.join(twice)}; only one of the two forms can be meant")
-    lists = {many: [] if state[one] is None else [state[one]] for one, many in _OF_ONE_MODEL.items() if one in state}
+    lists = {many: [] if state[one] is None else [state[one]] for one, many in _SINGULAR_KEYS.items() if one in state}
     return {"lr_schedulers_state_dict": [], "rng_state": [], **state, **lists}
 
 
@@ -128,7 +128,7 @@ def load_progress(folder: pathlib.Path) -> dict[str, Any]:
 def _count(value: Any) -> int:
     count = int(value)
     if not 0 <= count < 2**63:
-        raise ValueError("it holds a number of batches that cannot be")
+        raise ValueError(f"{count} is not a number of batches")
     return count
 
 
@@ -136,4 +136,4 @@ class _IntsOnly(pickle.Unpickler):
     """Unpickles plain values and refuses every class and function."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which has no place there")
+        raise pickle.UnpicklingError(f"it names {module}.{name}, but only integers are allowed")

@@ -19,6 +19,7 @@ from determined._trial_context import constant_hparams
 from determined.pytorch._backends.single import SingleProcess
 from determined.pytorch._checkpoint import format as checkpoint_format
 from determined.pytorch._checkpoint import legacy, objects
+from determined.pytorch._checkpoint.parts import load_models
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._trial import PyTorchTrial
 
@@ -73,7 +74,7 @@ def load_trial_from_checkpoint_path(
                 stack.enter_context(import_from_path(path))
             trial = _trial_class(folder, description, import_paths)(context, **(trial_kwargs or {}))
     state = checkpoint_format.read(folder, **options)
-    checkpoint_format.load_models(context, state, objects.Rules())
+    load_models(context, state, objects.Rules())
     return trial
 
 

@@ -1,126 +1,208 @@
-"""What of a run's state each rank has for itself, and how it gets into a checkpoint and out of it."""
+"""The state of a run: an ordered list of named parts. Saving walks it, restoring walks it."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import torch
-from torch import Tensor
-
-from determined.core.metrics import BatchColumns
+from determined.core import DistributedContext
 from determined.pytorch._checkpoint import format as checkpoint_format
-from determined.pytorch._context import PyTorchTrialContext
-from determined.pytorch._data import rng
+from determined.pytorch._checkpoint.format import Saved
 from determined.pytorch._metrics.reducers import to_cpu
-from determined.pytorch._metrics.window import MetricWindow, averaged_over_ranks
 
 if TYPE_CHECKING:
     from determined.pytorch._backends.fsdp_state import ShardWriter
 
 logger = logging.getLogger("determined.pytorch")
 
-PARTS = ("data", "window", "reducers")
-"""Entries of the loop's state that every rank has for itself."""
+MAX_COUNT = 2**53
+
+ABSENT: Any = object()
+"""The value of a part that a checkpoint does not hold."""
 
 
-_LARGEST_COUNT = 2**53
+Scope = Literal["shared", "per_rank"]
+"""Whether all ranks have the same state, of which the chief's is saved, or each has its own and gets it back."""
 
 
-def check(loop: Mapping[str, Any]) -> None:
-    """Raise for the state of a loop that is not one: counts that are none, parts that are missing."""
-    progress = loop["progress"]
-    _check_count("batches_trained", progress["batches_trained"])
-    _check_count("epochs_trained", progress.get("epochs_trained", 0))  # some of Determined's count batches alone
-    for name in ("last_val", "last_ckpt"):
-        _check_count(name, progress[name] or 0)
-    _check_count("seed", loop.get("seed", 0))
-    _check_map("circumstances", loop.get("circumstances", {}))
-    for part in (loop, *loop.get("others", [])):
-        window = _check_map("window", part.get("window", {}))
-        _check_count("count", window.get("count", 0))
-        data = _check_map("data", part.get("data", {}))
-        for name, value in data.items():
-            if name != "loader":  # what a data set of the user's tells of itself
-                _check_count(name, value, least=1 if name in ("ranks", "group") else 0)
+class Stateful(Protocol):
+    """Something with a state. What `state_dict` returns is what `load_state_dict` takes."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> None: ...
 
 
-def _check_count(name: str, value: Any, least: int = 0) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST_COUNT:
-        raise ValueError(f"{name}={value!r} is no count")
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """A named part of a run's state: who has it, whether each rank has its own, and where a checkpoint keeps it."""
+
+    name: str
+    owner: Stateful
+    scope: Scope = "shared"
+    _: dataclasses.KW_ONLY
+    place: tuple[str, ...] = ()
+    """Keys of a shared part in a checkpoint, from the outside in; none if its state are entries of the checkpoint."""
+    missing: Any = ABSENT
+    """What to load where a checkpoint does not hold the part; nothing is loaded for `ABSENT`."""
+    merge: Callable[[Sequence[Any]], Any] = lambda values: values[0]
+    """Returns what a rank loads of the values that another number of ranks saved."""
+    sharded: bool = False
+    """Whether a checkpoint of sharded models keeps the tensors of each rank in a file of that rank."""
+    runs_program: bool = False
+    """Whether loading calls the program, which gets its own errors as they are."""
 
 
-def _check_map(name: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{name}={value!r} is no map")
-    return value
+class RunState:
+    """The parts of a run, in the order in which they are restored. The last one is the RNG."""
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        ranks: DistributedContext,
+        open_data: Callable[[], Callable[[], Any]],
+        seed_rank: Callable[[], None],
+    ) -> None:
+        self._parts = parts
+        self._ranks = ranks
+        self._open_data = open_data
+        self._seed_rank = seed_rank
+
+    def state_dict(self, shards: ShardWriter | None) -> dict[str, Any]:
+        """Return the state as a checkpoint holds it; the parts of each rank on the chief alone. All ranks must call it.
+
+        `shards` takes the tensors that would be too much for the chief to hold for all ranks.
+        """
+        own = {part.name: self._own_state(part, shards) for part in self._parts if part.scope == "per_rank"}
+        per_rank = self._ranks.gather(own if self._ranks.size == 1 else to_cpu(own))
+        state: dict[str, Any] = {"loop": {}}
+        for part in self._shared():
+            _put(state, part.place, part.owner.state_dict())
+        if per_rank is not None:
+            put_rank_states(state, per_rank)
+        return state
+
+    def initial_state(self) -> dict[str, Any]:
+        """Return the entries of a checkpoint at the start; None for those that hold no objects of the program.
+
+        A part that cannot return its state yet is left out.
+        """
+        state: dict[str, Any] = {}
+        for part in self._shared():
+            with contextlib.suppress(Exception):
+                _put(state, part.place, part.owner.state_dict())
+        return state | dict.fromkeys(("rng_state", "loop", "gradients")) | {"callbacks": state.get("callbacks")}
+
+    def start(self, saved: Saved | None) -> Callable[[], Any]:
+        """Restore every part from a checkpoint, if there is one, and return the function that fetches batches."""
+        *parts, generators = self._parts
+        if saved is not None:
+            with checkpoint_format.reading(saved.path):
+                own = self._rank_state(saved.state)
+            for part in parts:
+                self._load(part, saved, own)
+        # The RNG comes last: opening the data shuffles it and starts loader workers, which draws random numbers.
+        fetch = self._open_data()
+        if saved is None:
+            self._seed_rank()
+        else:
+            self._load(generators, saved, own)
+        return fetch
+
+    def _shared(self) -> list[Part]:
+        return [part for part in self._parts if part.scope == "shared"]
+
+    def _own_state(self, part: Part, shards: ShardWriter | None) -> Any:
+        state = part.owner.state_dict()
+        return shards.take_own(state, f".{part.name}") if part.sharded and shards is not None else state
+
+    def _load(self, part: Part, saved: Saved, own: Mapping[str, Any]) -> None:
+        with contextlib.nullcontext() if part.runs_program else checkpoint_format.reading(saved.path):
+            state = _get(saved.state, part.place) if part.scope == "shared" else own.get(part.name, ABSENT)
+            state = part.missing if state is ABSENT else state
+            if state is not ABSENT:
+                part.owner.load_state_dict(state)
+
+    def _rank_state(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parts of this rank; of a checkpoint of another number of ranks, what they merge to."""
+        per_rank = rank_states(saved)
+        if len(per_rank) == self._ranks.size:
+            return per_rank[self._ranks.rank]
+        if self._ranks.is_chief:
+            logger.warning(
+                "The checkpoint was saved by %d processes, and %d go on: the data continues where it was, but sums "
+                "over ranks and random numbers are others than in a run without a break.",
+                len(per_rank),
+                self._ranks.size,
+            )
+        parts = [part for part in self._parts if all(part.name in one for one in per_rank)]
+        return {part.name: part.merge([one[part.name] for one in per_rank]) for part in parts}
 
 
-def gather(
-    context: PyTorchTrialContext, parts: Mapping[str, Any], shards: ShardWriter | None
-) -> list[dict[str, Any]] | None:
-    """Return the state that each rank has for itself, on the chief; None elsewhere. All ranks must call this."""
-    gradients: Any = checkpoint_format.gradients(context)
-    if shards is not None:  # all that the chief had to hold for the others would be too much
-        gradients = shards.take_own(gradients, ".gradients")
-    own = {"rng": rng.get_state(), "gradients": gradients, **parts}
-    return context.distributed.gather(own if context.distributed.size == 1 else to_cpu(own))
+# Where a checkpoint keeps the parts
 
 
-def put_into(state: dict[str, Any], loop: dict[str, Any], per_rank: Sequence[dict[str, Any]]) -> None:
-    """Put what `gather` returned into a checkpoint: the chief's where a process that trains alone has its own."""
+def _put(state: dict[str, Any], place: Sequence[str], value: Any) -> None:
+    if not place:
+        state.update(value)
+        return
+    for key in place[:-1]:
+        state = state.setdefault(key, {})
+    state[place[-1]] = value
+
+
+def _get(state: Mapping[str, Any], place: Sequence[str]) -> Any:
+    found: Any = state
+    for key in place:
+        if key not in found:
+            return ABSENT
+        found = found[key]
+    return found
+
+
+def put_rank_states(state: dict[str, Any], per_rank: Sequence[dict[str, Any]]) -> None:
+    """Put the parts of each rank into a checkpoint: the chief's where a process that trains alone has its own."""
     state["rng_state"] = [one.pop("rng") for one in per_rank]
     chief, *others = per_rank
     if gradients := chief.pop("gradients"):
         state["gradients"] = gradients
-    loop |= {**chief, "ranks": len(per_rank)}
+    state["loop"] |= {**chief, "ranks": len(per_rank)}
     if others:
-        loop["others"] = others
+        state["loop"]["others"] = others
 
 
-def share_of(context: PyTorchTrialContext, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return this rank's part of a checkpoint, also of one that another number of ranks saved."""
-    loop, ranks = state["loop"], context.distributed
-    chief = {name: loop[name] for name in PARTS if name in loop} | {"gradients": state.get("gradients", {})}
-    per_rank: list[dict[str, Any]] = [chief, *loop.get("others", [])]
-    if len(per_rank) == ranks.size:
-        own = per_rank[ranks.rank]
-        return own | {"gradients": context.backend.codec.attach(own["gradients"])}
-    gradients = context.backend.codec.attach([one["gradients"] for one in per_rank])
-    return _merged(per_rank, gradients, context)
+def rank_states(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the parts of each rank that `put_rank_states` put into a checkpoint, or that Determined did."""
+    loop = state["loop"]
+    chief = {name: loop[name] for name in ("data", "window", "reducers") if name in loop}
+    per_rank = [chief | {"gradients": state.get("gradients", {})}, *map(dict, loop.get("others", []))]
+    generators = state["rng_state"] if isinstance(state["rng_state"], list) else [state["rng_state"]]
+    for one, generator in zip(per_rank, generators, strict=False):  # Determined saved those of the chief alone
+        one["rng"] = generator
+    return per_rank
 
 
-def _merged(
-    per_rank: Sequence[dict[str, Any]], gradients: Sequence[Mapping[str, Tensor]], context: PyTorchTrialContext
-) -> dict[str, Any]:
-    """Return what each of another number of ranks goes on with: the average where there is one."""
-    if context.distributed.is_chief:
-        logger.warning(
-            "The checkpoint was saved by %d processes, and %d go on: the data continues where it was, but sums over "
-            "ranks and random numbers are others than in a run without a break.",
-            len(per_rank),
-            context.distributed.size,
-        )
-    merged = {name: value for name, value in per_rank[0].items() if name != "reducers"}
-    if all("window" in one for one in per_rank):
-        merged["window"] = _averaged_window([one["window"] for one in per_rank])
-    shared = set(gradients[0]).intersection(*gradients[1:])
-    merged["gradients"] = {name: _mean([one[name] for one in gradients]) for name in sorted(shared)}
-    return merged
+def check(loop: Mapping[str, Any]) -> None:
+    """Raise `ValueError` or `LookupError` for counts that are not counts and for parts that are missing."""
+    progress = loop["progress"]
+    _check_count("batches_trained", progress["batches_trained"])
+    _check_count("epochs_trained", progress.get("epochs_trained", 0))  # some versions of Determined saved none
+    for name in ("last_val", "last_ckpt"):
+        _check_count(name, progress[name] or 0)
+    _check_count("seed", loop.get("seed", 0))
+    for part in (loop, *loop.get("others", [])):
+        for name in ("circumstances", "window", "data"):
+            if not isinstance(part.get(name, {}), Mapping):
+                raise ValueError(f"{name}={part[name]!r} is not a mapping")
+        _check_count("count", part.get("window", {}).get("count", 0))
+        for name, value in part.get("data", {}).items():
+            if name != "loader":  # the state that a data set of the program returned
+                _check_count(name, value, least=1 if name in ("ranks", "group") else 0)
 
 
-def _mean(tensors: Sequence[Tensor]) -> Tensor:
-    # One that ranks share is the same for all of them.
-    return tensors[0] if all(one is tensors[0] for one in tensors) else torch.stack(list(tensors)).mean(0)
-
-
-def _averaged_window(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    windows = [MetricWindow() for _ in states]
-    for window, state in zip(windows, states, strict=True):
-        window.load_state_dict(state)
-    merged: BatchColumns = averaged_over_ranks([window.take() for window in windows])
-    result = MetricWindow()
-    for batch in merged:
-        result.add(dict(batch))
-    return result.state_dict()
+def _check_count(name: str, value: Any, least: int = 0) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_COUNT:
+        raise ValueError(f"{name}={value!r} is not an integer from {least} to {MAX_COUNT}")

@@ -58,13 +58,14 @@ def set_state(state: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def set_aside() -> Iterator[None]:
-    """Leave the generators after the block as they were before it, whatever is drawn inside."""
-    before = get_state()
+def set_aside(when: bool = True) -> Iterator[None]:
+    """Leave the generators after the block as they were before it, whatever is drawn inside; not unless `when`."""
+    before = get_state() if when else None
     try:
         yield
     finally:
-        set_state(before)
+        if before is not None:
+            set_state(before)
 
 
 @contextlib.contextmanager

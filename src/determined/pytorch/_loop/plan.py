@@ -15,14 +15,14 @@ class TrainUnit:
     """A number of batches or epochs, as a period or as a schedule.
 
     An int is a period: `Batch(100)` means every 100 batches. A container is a schedule of exact points:
-    `Batch([5, 30])`, which can be written `Batch(5, 30)` too.
+    `Batch([5, 30])`, or `Batch(5, 30)`.
     """
 
     def __init__(self, value: int | Container[int], *more: int) -> None:
         self.value: int | Container[int] = _checked(type(self).__name__, [value, *more] if more else value)
 
     def should_stop(self, step_num: int) -> bool:
-        """Say whether step `step_num` is one of these: divisible by the period, or in the schedule."""
+        """Return whether step `step_num` is one of these: divisible by the period, or in the schedule."""
         if isinstance(self.value, int):
             return self.value < 1 or (step_num > 0 and step_num % self.value == 0)
         return step_num in self.value
@@ -32,7 +32,7 @@ class TrainUnit:
         if isinstance(self.value, int):
             return step_num + 1 if self.value < 1 else (step_num // self.value + 1) * self.value
         if isinstance(self.value, Collection) and not isinstance(self.value, range):
-            return min((step for step in self.value if step > step_num), default=_NEVER)
+            return min((step for step in self.value if step > step_num), default=NEVER)
         return step_num + 1  # ranges and bare containers can only be asked step by step
 
     def __eq__(self, other: object) -> bool:
@@ -78,7 +78,7 @@ class TrainBoundary:
 
 
 class ShouldExit(Exception):  # the name is the API's
-    """Raised, also by user code, to leave the training loop; a checkpoint is saved unless told otherwise."""
+    """Raised, also by user code, to leave the training loop; a checkpoint is saved unless `skip_exit_checkpoint`."""
 
     def __init__(self, skip_exit_checkpoint: bool = False) -> None:
         super().__init__("training was asked to stop")
@@ -106,7 +106,7 @@ class Plan:
             )
 
     def finished(self, progress: Progress) -> bool:
-        """Say whether the whole length is trained."""
+        """Return whether training has reached its length."""
         return progress.batches_trained >= self.total_batches
 
     def due(self, progress: Progress) -> list[TrainBoundaryType]:
@@ -114,7 +114,10 @@ class Plan:
         return list(_IN_ORDER) if self.finished(progress) else self._periodic(progress)
 
     def is_extra(self, action: TrainBoundaryType, progress: Progress) -> bool:
-        """Say whether an action comes now only because training ends here: a longer one would not do it."""
+        """Return whether an action comes now only because training ends here: a longer one would not do it.
+
+        What such an action draws is kept out of the random numbers of the training.
+        """
         periodic = self._periodic(progress)
         # Whatever is due ends a window of metrics, which is reported.
         return not periodic if action is TrainBoundaryType.REPORT else action not in periodic
@@ -123,7 +126,7 @@ class Plan:
         return [action for action, unit in self.every.items() if self._is_due(unit, progress.batches_trained)]
 
     def next_stop(self, progress: Progress) -> int:
-        """Return the number of batches at which training must next look up: something due, or an epoch's end."""
+        """Return the number of batches at which something can be due next, or the epoch ends."""
         now = progress.batches_trained
         stops = [self._next(unit, now) for unit in self.every.values()]
         return min([self.total_batches, self._epoch_end(now), *stops])
@@ -147,40 +150,33 @@ class Plan:
         return self.epochs.end_of(unit.next_after(self.epochs.of(batches)))
 
     def _epoch_end(self, batches: int) -> int:
-        return _NEVER if self.epochs.length is None else self.epochs.end_of(self.epochs.of(batches) + 1)
+        return NEVER if self.epochs.length is None else self.epochs.end_of(self.epochs.of(batches) + 1)
 
 
-_NEVER = 2**62
+NEVER = 2**62
 
 
 def _checked(kind: str, value: Any) -> int | Container[int]:
-    """Return a period or schedule with whole numbers of other libraries as Python's, or raise `TypeError`."""
-    if isinstance(value, Container) and not isinstance(value, (str, bytes)):
-        return _checked_schedule(kind, value)
-    period = _whole(value)
-    if period is None:
-        raise TypeError(
-            f"{kind}({value!r}) takes a whole number as a period, such as {kind}(100), or a container of "
-            f"whole numbers as a schedule, such as {kind}([5, 30])."
-        )
-    return period
-
-
-def _checked_schedule(kind: str, value: Container[Any]) -> Container[int]:
+    """Return a period or a schedule, with integers of other libraries as Python's; else raise `TypeError`."""
+    if not isinstance(value, Container) or isinstance(value, (str, bytes)):
+        period = _integer(value)
+        if period is None:
+            raise TypeError(
+                f"{kind}({value!r}) takes an integer as a period, such as {kind}(100), or a container of integers as a "
+                f"schedule, such as {kind}([5, 30])."
+            )
+        return period
     if not isinstance(value, Collection) or isinstance(value, range):
         return value
-    steps = []
-    for step in value:
-        if (whole := _whole(step)) is None:
-            raise TypeError(f"{kind}({value!r}) holds {step!r}; a schedule holds whole numbers.")
-        steps.append(whole)
-    return value if all(isinstance(step, int) for step in value) else steps
+    steps = [_integer(step) for step in value]
+    for step, integer in zip(value, steps, strict=True):
+        if integer is None:
+            raise TypeError(f"{kind}({value!r}) holds {step!r}; a schedule holds integers.")
+    return value if all(isinstance(step, int) for step in value) else [step for step in steps if step is not None]
 
 
-def _whole(value: Any) -> int | None:
-    if isinstance(value, bool):
-        return None
+def _integer(value: Any) -> int | None:
     try:
-        return operator.index(value)
+        return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         return None

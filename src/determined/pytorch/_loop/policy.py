@@ -34,24 +34,26 @@ POLICIES = ("best", "all", "none")
 
 
 class CheckpointPolicy:
-    """The policies `all` and `none`, and the base of `best`."""
+    """The policies `all` and `none`, and the base of `best`.
+
+    `smaller_is_better` is what the user set; without it `default` applies, and then the words of the metric's name.
+    """
 
     def __init__(
         self,
         always: bool,
         metric: str | None = None,
         smaller_is_better: bool | None = None,
-        otherwise: bool | None = None,
+        default: bool | None = None,
     ) -> None:
-        """`smaller_is_better` is what the user said; without that, `otherwise` applies, and then the metric's name."""
         self._always = always
         self._metric = metric
         self._is_named = metric is not None
-        self._said_smaller = smaller_is_better
-        self._otherwise = otherwise
+        self._given = smaller_is_better
+        self._default = default
 
     def wants(self, metrics: Mapping[str, Any]) -> bool:
-        """Say whether a validation with these metrics is worth a checkpoint.
+        """Return whether a validation with these metrics is worth a checkpoint.
 
         A metric that the user named and that is not a number is a RuntimeError.
         """
@@ -63,28 +65,24 @@ class CheckpointPolicy:
 
     @property
     def metric(self) -> tuple[str, bool] | None:
-        """What retention may rank checkpoints by: (name, smaller_is_better); None unless the user said the direction.
+        """What retention may rank checkpoints by: (name, smaller_is_better); None unless the user set the direction.
 
         A direction that is guessed from a name is good enough to save a checkpoint, not to delete one.
         """
-        if self._metric is None or self._said_smaller is None:
-            return None
-        return self._metric, self._said_smaller
+        return None if self._metric is None or self._given is None else (self._metric, self._given)
 
     @property
     def _is_smaller_better(self) -> bool | None:
-        """Whether smaller is better; None where nothing tells."""
-        said = self._otherwise if self._said_smaller is None else self._said_smaller
-        if said is not None:
-            return said
-        return guess_smaller_is_better(str(self._metric))
+        """Whether smaller is better; None if it is not known."""
+        known = self._default if self._given is None else self._given
+        return guess_smaller_is_better(str(self._metric)) if known is None else known
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the policy must remember over a resume."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Take over what `state_dict` returned."""
 
 
 class Best(CheckpointPolicy):
@@ -94,21 +92,21 @@ class Best(CheckpointPolicy):
         self,
         metric: str | None,
         smaller_is_better: bool | None,
-        otherwise: bool | None = None,
-        best_elsewhere: Callable[[], float | None] = lambda: None,
-        say: Callable[[str], None] = logger.info,
-        warns: bool = True,
+        default: bool | None,
+        best_elsewhere: Callable[[], float | None],
+        say: Callable[[str], None],
+        warns: bool,
     ) -> None:
-        super().__init__(False, metric, smaller_is_better, otherwise)
+        super().__init__(False, metric, smaller_is_better, default)
         self._best_elsewhere = best_elsewhere
         self._say = say
         self._warned = not warns
         self._best: float | None = None
 
     def wants(self, metrics: Mapping[str, Any]) -> bool:
-        """Say whether this is the best validation so far; one that is not finite never is.
+        """Return whether this is the best validation so far; one that is not finite never is.
 
-        Where nothing tells what to compare, or whether smaller is better, each validation counts as one.
+        Every validation is, where neither config nor names tell what to compare and whether smaller is better.
         """
         if self._metric is None and not self._choose(metrics):
             self._warn(f"which of the validation metrics {_own(metrics)} to compare")
@@ -126,7 +124,7 @@ class Best(CheckpointPolicy):
         return True
 
     def _choose(self, metrics: Mapping[str, Any]) -> bool:
-        """Choose a metric to compare, if one offers itself, and say so."""
+        """Choose a metric to compare, if one offers itself, and show which."""
         self._metric = _offered(metrics)
         if self._metric is not None and self._is_smaller_better is not None:
             way = "smallest" if self._is_smaller_better else "largest"
@@ -144,8 +142,13 @@ class Best(CheckpointPolicy):
             )
         self._warned = True
 
+    def _beats(self, value: float, other: float | None) -> bool:
+        if other is None or math.isnan(other):
+            return True
+        return value < other if self._is_smaller_better else value > other
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value so far and the metric that it is of."""
+        """Return the best value so far and its metric."""
         return {"metric": self._metric, "best": self._best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -155,37 +158,30 @@ class Best(CheckpointPolicy):
         if self._metric is not None and state.get("metric") == self._metric:
             self._best = state["best"]
 
-    def _beats(self, value: float, other: float | None) -> bool:
-        if other is None or math.isnan(other):
-            return True
-        return value < other if self._is_smaller_better else value > other
-
 
 def policy_of(
     name: str,
-    compared: tuple[str | None, bool | None, bool | None],
+    config: Mapping[str, Any] | None,
+    best_metric: str | None,
+    smaller_is_better: bool | None,
     best_elsewhere: Callable[[], float | None],
     say: Callable[[str], None],
     *,
     warns: bool,
 ) -> CheckpointPolicy:
-    """Return the policy of a name; `compared` is what `compared_metric` returned."""
-    if name != "best":
-        return CheckpointPolicy(name == "all", *compared)
-    return Best(*compared, best_elsewhere, say, warns)
+    """Return the policy of a name.
 
-
-def compared_metric(
-    searcher: Mapping[str, Any] | None, best_metric: str | None, smaller_is_better: bool | None
-) -> tuple[str | None, bool | None, bool | None]:
-    """Return the metric to compare, the direction that the user said, and the one that applies otherwise.
-
-    The `searcher` of the config goes before what `fit` was told; of its metric, smaller is better unless said.
+    The `searcher` of a config goes before the arguments of `fit`; of its metric, smaller is better by default.
     """
-    if not searcher:
-        return best_metric, smaller_is_better, None
-    said = searcher.get("smaller_is_better", smaller_is_better)
-    return str(searcher["metric"]), None if said is None else bool(said), True
+    searcher = (config or {}).get("searcher")
+    default = None
+    if isinstance(searcher, Mapping) and searcher.get("metric"):
+        best_metric, default = str(searcher["metric"]), True
+        given = searcher.get("smaller_is_better", smaller_is_better)
+        smaller_is_better = None if given is None else bool(given)
+    if name != "best":
+        return CheckpointPolicy(name == "all", best_metric, smaller_is_better, default)
+    return Best(best_metric, smaller_is_better, default, best_elsewhere, say, warns)
 
 
 def _offered(metrics: Mapping[str, Any]) -> str | None:
@@ -197,7 +193,7 @@ def _offered(metrics: Mapping[str, Any]) -> str | None:
 
 
 def guess_smaller_is_better(metric: str) -> bool | None:
-    """Guess from the words of a metric's name whether smaller is better; None for a name that does not tell.
+    """Return whether the words of a metric's name mean that smaller is better; None if they mean neither.
 
     Words such as `loss` win over words such as `score`.
     """

@@ -4,30 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
-
-
-@dataclasses.dataclass(slots=True)
-class Progress:
-    """Batches and epochs trained, and when the last validation and checkpoint were.
-
-    Nothing else counts. Indices, periods, data position and the step numbers of metrics derive from it.
-    """
-
-    batches_trained: int = 0
-    epochs_trained: int = 0
-    last_val: int | None = None
-    last_ckpt: int | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all counts as plain values."""
-        return dataclasses.asdict(self)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the counts that `state_dict` gave; those that are not there stay."""
-        for field in dataclasses.fields(self):
-            setattr(self, field.name, state.get(field.name, getattr(self, field.name)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +30,47 @@ class Epochs:
         return self._used(batch_idx) // self.length if self.length else 0
 
     def end_of(self, epochs: int) -> int:
-        """Return the batches after which so many epochs are complete."""
+        """Return the number of batches after which this many epochs are complete."""
         assert self.length is not None
         return self.since - (self.passed - epochs * self.length) // self.ranks
 
     def done(self, batches: int) -> float:
-        """Return how many epochs so many batches are."""
+        """Return the epochs that a number of batches makes, with fractions."""
         return self._used(batches) / self.length if self.length else 0.0
 
     def _used(self, batches: int) -> int:
         return self.passed + (batches - self.since) * self.ranks
+
+
+@dataclasses.dataclass(slots=True)
+class Progress:
+    """Batches trained, and when the last validation and checkpoint were.
+
+    Nothing else counts. Epochs, indices, periods, data position and the step numbers of metrics derive from it.
+    """
+
+    batches_trained: int = 0
+    last_val: int | None = None
+    last_ckpt: int | None = None
+    epochs: Epochs = Epochs(length=None)
+    """Which epoch a batch belongs to; known once the data is at its position."""
+
+    @property
+    def epochs_trained(self) -> int:
+        """Epochs that are complete."""
+        return self.epochs.of(self.batches_trained)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all counts as plain values."""
+        return {name: getattr(self, name) for name in _COUNTS}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the counts that `state_dict` returned; a count that is missing stays as it is."""
+        for name in _COUNTS:
+            setattr(self, name, state.get(name, getattr(self, name)))
+
+
+_COUNTS = ("batches_trained", "last_val", "last_ckpt")
 
 
 class Clock:
@@ -70,9 +79,9 @@ class Clock:
     The current batch is the one in training; between batches, the one trained last.
     """
 
-    def __init__(self, progress: Progress, epochs: Epochs) -> None:
+    def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._epochs = epochs
+        self._epochs = progress.epochs
         self._between = 1  # 0 while a batch is in training
 
     @contextlib.contextmanager

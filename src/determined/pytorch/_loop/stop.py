@@ -9,6 +9,7 @@ from typing import Protocol
 
 from determined.core._watch import RankWatch
 from determined.pytorch._context import PyTorchTrialContext
+from determined.pytorch._loop.plan import ShouldExit, Stopped
 from determined.pytorch._loop.progress import Progress
 
 
@@ -16,6 +17,12 @@ class Limit(Protocol):
     """How far training may go without asking."""
 
     limit: float
+
+
+class StopRequest(Protocol):
+    """Whether the program asks to stop."""
+
+    stop_requested: bool
 
 
 class NoLimit:
@@ -28,27 +35,42 @@ class Stops:
     """Stops of a process that trains alone: at once."""
 
     def __init__(self, context: PyTorchTrialContext) -> None:
-        self._context = context
-        self._preempt = context.services.preempt
+        self.program: StopRequest = context
+        self.preempt = context.services.preempt
         self.bound: Limit = NoLimit()
         """Where to ask `now`, even if nobody wants to stop."""
 
     def wanted(self) -> bool:
-        """Say whether the program or a signal asks to stop."""
-        return self._context.stop_requested or self._preempt.signum is not None
+        """Return whether the program or a signal asks to stop."""
+        return self.program.stop_requested or self.preempt.signum is not None
 
     def now(self) -> bool:
-        """Say whether to stop at this batch."""
+        """Return whether to stop at this batch."""
         return self.wanted()
 
-    def leave_unasked(self, reason: BaseException) -> bool:
-        """Say whether all ranks leave the loop because of what the program raised."""
+    def agree_to_exit(self, reason: BaseException) -> bool:
+        """Return whether all ranks leave the loop because of what the program raised."""
         return True
+
+    def check_exit(self, request: ShouldExit) -> None:
+        """Raise the request of the program to leave the loop unless it is made on all ranks."""
+        if not self.agree_to_exit(request):
+            request.add_note(
+                "Not all ranks raised ShouldExit, and one cannot leave the loop alone: raise it on all of them, or "
+                "use context.set_stop_requested(True), by which one rank stops all."
+            )
+            raise request
+
+    def raise_if_now(self) -> None:
+        """Leave the loop if it is to stop at this batch."""
+        if self.now():
+            raise Stopped
 
     @contextlib.contextmanager
     def following(self, pulse: Callable[[], object]) -> Iterator[None]:
-        """Do nothing more for the time of a training."""
-        yield
+        """Listen to signals for the time of a training."""
+        with self.preempt.listening(also_after_failure=False):
+            yield
 
 
 class SharedStops(Stops):
@@ -61,25 +83,28 @@ class SharedStops(Stops):
         self.bound = watch.stop
 
     def wanted(self) -> bool:
-        """Say whether any rank asks to stop."""
+        """Return whether any rank asks to stop."""
         if super().wanted():
             self._watch.stop.ask()
             return True
         return self._watch.stop.is_made
 
     def now(self) -> bool:
-        """Say whether this is the batch at which all ranks stop."""
+        """Return whether this is the batch at which all ranks stop."""
         self.wanted()  # which tells the others
         return self._watch.stop.is_reached(self._progress.batches_trained)
 
-    def leave_unasked(self, reason: BaseException) -> bool:
+    def agree_to_exit(self, reason: BaseException) -> bool:
         """Tell the other ranks that the program leaves the loop; returns whether it does so on all of them."""
         return self._watch.leave_unasked(type(reason).__name__, self._progress.batches_trained)
 
     @contextlib.contextmanager
     def following(self, pulse: Callable[[], object]) -> Iterator[None]:
         """Let the other ranks know how far this one is, and that it is alive while `pulse` changes."""
-        with self._watch.following(lambda: self._progress.batches_trained, pulse):
+        with (
+            self._watch.following(lambda: self._progress.batches_trained, pulse),
+            self.preempt.listening(also_after_failure=True),
+        ):
             yield
         self._watch.stop.end()
 

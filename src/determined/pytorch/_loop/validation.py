@@ -1,4 +1,4 @@
-"""One validation: metrics of the whole validation data."""
+"""Validate: compute metrics over all of the validation data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from determined.pytorch._trial import PyTorchTrial, evaluate_batch_of, overrides
 
 
 class Validation:
-    """Runs validations over one loader. All ranks must make theirs at the same time."""
+    """Runs validations over one loader. All ranks must run theirs at the same time."""
 
     def __init__(
         self,
@@ -30,20 +30,23 @@ class Validation:
         context: PyTorchTrialContext,
         callbacks: Callbacks,
         loader: Any,
-        most_batches: int | None,
+        max_batches: int | None,
         stopping: Callable[[], bool],
+        show: Callable[[], None],
+        wait_for_writes: Callable[[], None],
     ) -> None:
         self._trial = trial
         self._context = context
         self._callbacks = callbacks
         self._loader = loader
-        self._most_batches = most_batches
+        self._max_batches = max_batches
         self._stopping = stopping
+        self._show = show
+        self._wait_for_writes = wait_for_writes
         self._evaluates = False
         self.batches_seen = 0
         """Counts all batches of all validations."""
-        self.starts_processes = any(context.distributed.allgather(bool(getattr(loader, "num_workers", 0))))
-        """Whether a validation starts loader workers on any rank."""
+        self._starts_workers = any(context.distributed.allgather(bool(getattr(loader, "num_workers", 0))))
         self._by_batch = overrides(trial, "evaluate_batch")
         if self._by_batch:
             check_reducers(trial.evaluation_reducer())
@@ -55,6 +58,9 @@ class Validation:
         find them so. A validation that fails leaves neither. When asked to stop it raises `Stopped` after a batch and
         leaves no trace in random numbers and reducers, so that the same validation can follow a resume.
         """
+        self._show()
+        if self._starts_workers:  # none is forked while another thread is in the middle of a write
+            self._wait_for_writes()
         before = rng.get_state()
         try:
             return self._run()
@@ -87,10 +93,10 @@ class Validation:
     def _evaluate_all(self) -> dict[str, Any]:
         # Where a forward pass needs all ranks, all evaluate the same.
         evaluates = self._context.distributed.is_chief or self._context.backend.forward_is_collective
-        metrics = self._evaluated_whole() if evaluates else {}
+        metrics = self._evaluate_full_dataset() if evaluates else {}
         return self._context.distributed.broadcast(metrics)
 
-    def _evaluated_whole(self) -> dict[str, Any]:
+    def _evaluate_full_dataset(self) -> dict[str, Any]:
         metrics = self._trial.evaluate_full_dataset(self._loader)
         if not isinstance(metrics, Mapping):
             raise TypeError(f"evaluate_full_dataset() returned {metrics!r}; return a dict of metrics.")
@@ -103,7 +109,7 @@ class Validation:
 
     def _evaluate_batches(self) -> dict[str, Any]:
         self._callbacks.run("on_validation_epoch_start")
-        own = self._outputs(itertools.islice(batches_of(self._loader), self._most_batches))
+        own = self._outputs(itertools.islice(batches_of(self._loader), self._max_batches))
         if own is not None and self._callbacks.wants("on_validation_epoch_end"):
             self._callbacks.run("on_validation_epoch_end", [as_numpy(outputs) for outputs in own])
         gathered = self._context.distributed.allgather(None if own is None else plain_data(own))

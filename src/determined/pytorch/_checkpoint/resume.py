@@ -1,0 +1,223 @@
+"""Find the checkpoint that a run continues from, and restore the run from it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pathlib
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from determined import errors, storage, tracking
+from determined.core import Context
+from determined.core.checkpoint_gc import METADATA_FILE
+from determined.pytorch._callback import Callbacks
+from determined.pytorch._checkpoint import format as checkpoint_format
+from determined.pytorch._checkpoint import identity, objects, run_state
+from determined.pytorch._checkpoint.format import Saved
+from determined.pytorch._checkpoint.parts import MODELS, load_models
+from determined.pytorch._checkpoint.run_state import RunState
+from determined.pytorch._context import PyTorchTrialContext
+
+logger = logging.getLogger("determined.pytorch")
+
+CHECKPOINT_VARIABLE = "DET_LATEST_CHECKPOINT"
+"""Environment variable: the checkpoint to continue from, in place of what the program passes to `fit`."""
+
+LATEST = "latest"
+"""What to pass as `latest_checkpoint` for the newest intact checkpoint of a run that this one continues."""
+
+
+def find(context: PyTorchTrialContext, trial_class: type, checkpoint: str | os.PathLike[str] | None) -> Saved | None:
+    """Return the checkpoint of an id, at a path, or the latest one; None if there is none to continue from.
+
+    The latest one is one of a run with the same program, hyperparameters and data. All ranks must call this.
+    """
+    if checkpoint is None:
+        return None
+    services, ranks = context.services, context.distributed
+    # A managed trial has one program and one set of hyperparameters; one that starts from another's may change them.
+    description = checkpoint_format.run_description(context, trial_class) if services.info is None else None
+    saved = _find(services, os.fspath(checkpoint), description) if ranks.is_chief else None
+    found = ranks.broadcast(None if saved is None else (saved.uuid, saved.path))
+    if found is None:
+        return None
+    if saved is None:  # found and verified by the chief
+        saved = Saved(*found, checkpoint_format.read(found[1]))
+    steps = reported = 0
+    if not is_of_another_trial(services, saved):
+        steps = saved.state["loop"]["progress"]["batches_trained"]
+        reported = steps - saved.state["loop"].get("window", {}).get("count", 0)
+    services.recorder.put(tracking.Continued(checkpoint=saved.uuid, steps_completed=steps, reported_steps=reported))
+    return saved
+
+
+def rules_for(trial_class: type, context: PyTorchTrialContext, state: RunState) -> objects.Rules:
+    """Return which classes a checkpoint may hold: those that the program holds before it loads any.
+
+    Refuses states that could not be saved, before any work is done.
+    """
+    initial = state.initial_state()
+    rules = checkpoint_format.rules_of(trial_class, initial)
+    callbacks = objects.Encoder().encode({"callbacks": initial["callbacks"]})
+    shards = context.backend.codec.shards()
+    checkpoint_format.check(callbacks if shards is None else shards.take(callbacks, ""))
+    return rules
+
+
+def start(
+    context: PyTorchTrialContext, callbacks: Callbacks, state: RunState, rules: objects.Rules, saved: Saved | None
+) -> Callable[[], Any]:
+    """Put a run into a saved state, if there is one, and return the function that fetches its next batch.
+
+    All ranks must call this.
+    """
+    if saved is None:
+        return state.start(None)
+    entries = {name: value for name, value in saved.state.items() if name != "gradients"}
+    loop = entries.pop("loop")  # the parts of other ranks stay references
+    with checkpoint_format.reading(saved.path):
+        entries = context.backend.codec.attach(entries) | {"loop": loop}
+        saved.state.update(objects.decode(entries, rules))
+    callbacks.run("on_checkpoint_load_start", saved.state)
+    fetch = state.start(saved)
+    saved.state.clear()
+    return fetch
+
+
+def load_weights(context: PyTorchTrialContext, trial_class: type, saved: Saved) -> None:
+    """Load the weights of a checkpoint alone, for a warm start. All ranks must call this."""
+    rules = checkpoint_format.rules_of(trial_class, {MODELS: [model.state_dict() for model in context.models]})
+    with checkpoint_format.reading(saved.path):
+        load_models(context, saved.state, rules)
+
+
+def is_of_another_trial(services: Context, saved: Saved) -> bool:
+    """Return whether a managed trial starts at batch 0 with the weights of another one (a warm start)."""
+    if services.info is None or not (saved.path / storage.MANIFEST_FILE).exists():
+        return False
+    origin, own = storage.Manifest.read(saved.path).origin, services.recorder.origin
+    return "trial_id" in origin and any(origin.get(name) != own[name] for name in ("database", "trial_id"))
+
+
+def steps_to_resume(services: Context) -> int:
+    """Return the batches of the checkpoint that the runner or the environment names to go on from; 0 without one.
+
+    Only its metadata is read. A checkpoint that is damaged is reported when it is loaded.
+    """
+    if services.info is not None:
+        return services.info.trial._steps_completed
+    given = os.environ.get(CHECKPOINT_VARIABLE)
+    if not given:
+        return 0
+    with contextlib.suppress(errors.DeterminedException, OSError, ValueError, LookupError, TypeError):
+        if given == LATEST:
+            return next((one.steps_completed for one in services.recorder.earlier_checkpoints()), 0)
+        metadata = json.loads(storage.read_plain(_folder_of(services, given) / METADATA_FILE))
+        return int(metadata["steps_completed"])
+    return 0
+
+
+def _find(services: Context, given: str, description: Mapping[str, Any] | None) -> Saved | None:
+    """Return a checkpoint; `description` is what one of this run would say of the run."""
+    if given == LATEST:
+        return _newest_intact(services, description=description)
+    if services.info is not None and given == services.info.latest_checkpoint:
+        # A trial that its runner starts again goes on by itself, from an older one if it must.
+        return _newest_intact(services, given)
+    folder = _folder_of(services, given)
+    return _named(folder.resolve().name, folder, description)
+
+
+def _folder_of(services: Context, given: str) -> pathlib.Path:
+    """Return the folder of a checkpoint that is given by its id or its path."""
+    path = pathlib.Path(given)
+    if os.sep not in given and not path.is_dir():
+        return services.checkpoint.store.path(given)
+    if not path.is_dir():
+        found = "a file, not a folder," if path.exists() else "nothing"
+        raise errors.CheckpointNotFoundException(
+            f"There is {found} at latest_checkpoint={given!r}; pass the folder of a checkpoint, or an id that "
+            "`det checkpoint list` shows."
+        )
+    return path
+
+
+def _named(uuid: str, folder: pathlib.Path, description: Mapping[str, Any] | None) -> Saved:
+    """Return a checkpoint that the user chose; warn if it was saved with other hyperparameters."""
+    saved = _read(uuid, folder)
+    there = identity.read_description(folder, checkpoint_format.LOAD_FILE)
+    if description is None or there is None:
+        return saved
+    if found := identity.hyperparameter_differences(there, description):
+        warnings.warn(
+            f"Checkpoint {uuid} was saved with other hyperparameters ({identity.enumerated(found)}). Training "
+            "continues from it, and its optimizers and schedulers keep the settings that they were saved with.",
+            stacklevel=2,
+        )
+    return saved
+
+
+def _newest_intact(
+    services: Context, first: str | None = None, description: Mapping[str, Any] | None = None
+) -> Saved | None:
+    """Return the newest checkpoint that can be read, trying `first` before all; warn of those that cannot.
+
+    With a description, only checkpoints of runs that this one continues count.
+    """
+    services.checkpoint.record_unrecorded()
+    candidates: dict[str, pathlib.Path | None] = {} if first is None else {first: None}
+    earlier = services.recorder.earlier_checkpoints()
+    if description is not None:
+        earlier = _continued(earlier, description)
+    candidates |= {one.uuid: pathlib.Path(one.path) for one in earlier}
+    for uuid, folder in candidates.items():
+        try:
+            return _read(uuid, folder or services.checkpoint.store.path(uuid))
+        except errors.InvalidCheckpointException as error:
+            warnings.warn(f"Checkpoint {uuid} is passed over for an older one: {error}", stacklevel=2)
+    if first is not None:
+        raise errors.InvalidCheckpointException(
+            f"Neither checkpoint {first} nor one before it can be read; start the trial again without a checkpoint."
+        )
+    logger.info("There is no checkpoint to continue from yet, so training starts at batch 0.")
+    return None
+
+
+def _continued(
+    checkpoints: list[tracking.CheckpointRecord], description: Mapping[str, Any]
+) -> list[tracking.CheckpointRecord]:
+    """Return those of runs that were described alike; if there are only others, warn how the newest one differs."""
+    by_trial: dict[int, list[str]] = {}
+    for one in checkpoints:
+        if one.trial_id in by_trial:
+            continue
+        if (there := identity.read_description(pathlib.Path(one.path), checkpoint_format.LOAD_FILE)) is not None:
+            by_trial[one.trial_id] = identity.differences(there, description)
+    # One without a description is damaged, or of an earlier version: reading it will tell.
+    alike = [one for one in checkpoints if not by_trial.get(one.trial_id)]
+    if checkpoints and not alike:
+        newest = checkpoints[0]
+        warnings.warn(
+            f"The latest checkpoint, {newest.uuid} of trial {newest.trial_id}, is of another run "
+            f"({identity.enumerated(by_trial[newest.trial_id])}), so training starts from the beginning. To continue "
+            f"from it all the same, pass latest_checkpoint={newest.uuid!r}.",
+            stacklevel=2,
+        )
+    return alike
+
+
+def _read(uuid: str, folder: pathlib.Path) -> Saved:
+    checkpoint_format.verify(folder)
+    state = checkpoint_format.read(folder)
+    if missing := [key for key in ("loop", "rng_state") if key not in state]:
+        raise errors.InvalidCheckpointException(
+            f"The checkpoint in {folder} lacks {' and '.join(missing)}, without which training cannot go on; its "
+            "models can be used with pytorch.load_trial_from_checkpoint_path()."
+        )
+    with checkpoint_format.reading(folder):
+        run_state.check(state["loop"])
+    return Saved(uuid, folder, state)

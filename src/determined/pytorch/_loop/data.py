@@ -1,0 +1,58 @@
+"""The data of a trial, as the loop needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from determined.pytorch._context import PyTorchTrialContext
+from determined.pytorch._data.batch import data_length
+from determined.pytorch._data.loader import DataLoader
+from determined.pytorch._data.stream import Stream, length_of, stream_of, validation_loader
+from determined.pytorch._data.workers import prepare_workers
+from determined.pytorch._trial import PyTorchTrial, overrides
+
+
+def build_data(trial: PyTorchTrial, context: PyTorchTrialContext) -> tuple[Stream, Any]:
+    """Return the training data and the validation data of a trial. All ranks must call this."""
+    training = _checked_loader(trial.build_training_data_loader(), "build_training_data_loader", context)
+    begins_at = context.initial_batch_told
+    validation = _checked_loader(trial.build_validation_data_loader(), "build_validation_data_loader", context)
+    if any(getattr(loader, "num_workers", 0) for loader in (training, validation)):
+        # Workers are forked, and must not be while the other thread imports: they would inherit a held lock.
+        context.services.recorder.wait()
+    stream = stream_of(training, context.distributed, context.trial_seed, begins_at)
+    if isinstance(validation, DataLoader):
+        # A whole data set is evaluated by the chief alone.
+        together = overrides(trial, "evaluate_batch")
+        validation = validation_loader(validation, context.distributed if together else None, context.trial_seed)
+    if length_of(validation) == 0 and context.distributed.size == 1:
+        raise RuntimeError(
+            "The validation data loader has no batches; check its data set, and batch_size with drop_last."
+        )
+    return stream, validation
+
+
+def _checked_loader(loader: Any, method: str, context: PyTorchTrialContext) -> Any:
+    if isinstance(loader, DataLoader) or not context.experimental.dataset_checks:
+        return prepare_workers(loader)
+    raise RuntimeError(
+        f"{method}() returned a {type(loader).__module__}.{type(loader).__name__}; return a "
+        "determined.pytorch.DataLoader, which takes the same arguments and continues exactly after a resume. To use "
+        "another loader all the same, call context.experimental.disable_dataset_reproducibility_checks() in the "
+        "trial's __init__."
+    )
+
+
+def length_of_batch(trial: PyTorchTrial) -> Callable[[Any], int | None]:
+    """Return the function that counts samples; None for batches that only an override could count."""
+    if overrides(trial, "get_batch_length"):
+        return trial.get_batch_length
+
+    def count(batch: Any) -> int | None:
+        try:
+            return data_length(batch)
+        except (TypeError, ValueError):
+            return None
+
+    return count

@@ -1,0 +1,44 @@
+"""What belongs to each step of a training besides `train_batch`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from determined.pytorch._context import PyTorchTrialContext
+from determined.pytorch._loop.progress import Clock
+from determined.pytorch._optim import free_parameters
+from determined.pytorch._optim.lr_scheduler import auto_steps
+
+
+@contextlib.contextmanager
+def averaging_gradients(context: PyTorchTrialContext, clock: Clock) -> Iterator[None]:
+    """Average gradients over all ranks inside the block. All ranks must enter it."""
+
+    def steps_now() -> bool:
+        return (clock.batch_idx + 1) % context.aggregation_frequency == 0
+
+    aggregates = context.aggregation_frequency > 1
+    check = context.backend.start(context.models, steps_now if aggregates else None, context.compressed)
+    context.gradients.before_first_step = check
+    context.gradients.exchanges = free_parameters.share(context)
+    try:
+        yield
+    finally:
+        context.gradients.before_first_step = None
+        context.gradients.exchanges = {}
+        context.backend.stop()
+
+
+@contextlib.contextmanager
+def steps_after_batch(
+    context: PyTorchTrialContext, clock: Clock, *, with_precision: bool
+) -> Iterator[list[Callable[[], None]]]:
+    """Give what to call after each batch: nothing, in the plainest case."""
+    steps: list[Callable[[], None]] = []
+    if with_precision and context.precision.has_work_after_batch:
+        steps.append(context.precision.after_batch)
+    for stepper in auto_steps(context.lr_schedulers, clock, context.aggregation_frequency):
+        steps.append(stepper.after_batch)
+    with context.torch_profiler.running() if context.torch_profiler else contextlib.nullcontext() as step:
+        yield steps if step is None else [*steps, step]
