@@ -19,7 +19,7 @@ from determined.pytorch._backends.single import SingleProcess
 from determined.pytorch._data import batch as batches
 from determined.pytorch._data.prefetch import Prefetch
 from determined.pytorch._experimental import PyTorchExperimentalContext
-from determined.pytorch._loop.progress import Clock
+from determined.pytorch._loop.progress import Progress
 from determined.pytorch._metrics.reducers import ReducerSet
 from determined.pytorch._optim import apex
 from determined.pytorch._optim.gradients import Gradients
@@ -60,7 +60,7 @@ class PyTorchTrialContext(TrialContext):
         """Parameters whose gradients are exchanged in half precision."""
         self.has_own_random_numbers = distributed.size == 1
         """Whether this rank draws other random numbers than the other ranks."""
-        self._clock: Clock | None = None
+        self._progress: Progress | None = None
         self.initial_batch = initial_batch
         """Batches trained before this run. Until `fit` has found its checkpoint: those of the configured checkpoint."""
         self.initial_batch_told = 0
@@ -329,7 +329,7 @@ class PyTorchTrialContext(TrialContext):
         from the `build_*` methods on, that of the checkpoint which `fit` continues from. If you call this before you
         build a loader that is not a `pytorch.DataLoader`, that loader must start at this batch.
         """
-        if self._clock is None:
+        if self._progress is None:
             self.initial_batch_told = self.initial_batch
         return self.initial_batch
 
@@ -356,7 +356,7 @@ class PyTorchTrialContext(TrialContext):
     @property
     def _epoch_len(self) -> int | None:
         """Batches per epoch on this rank, for old programs; None if the training data has no length."""
-        return self._running("_epoch_len").epoch_len
+        return self._running("_epoch_len").epochs.rank_length
 
     def get_tensorboard_path(self) -> pathlib.Path:
         """Return the folder of this trial's TensorBoard files."""
@@ -386,22 +386,22 @@ class PyTorchTrialContext(TrialContext):
             return None
         return torch.initial_seed() % 2**31
 
-    def follow(self, clock: Clock | None) -> None:
-        """Use this clock for questions about the current batch; None when no loop runs."""
-        self._clock = clock
+    def follow(self, progress: Progress | None) -> None:
+        """Answer questions about the current batch by this progress; None when no loop runs."""
+        self._progress = progress
 
-    def _running(self, call: str) -> Clock:
-        if self._clock is None:
+    def _running(self, call: str) -> Progress:
+        if self._progress is None:
             raise errors.InternalException(
                 f"context.{call}() works only while Trainer.fit() runs; call it from train_batch, "
                 "evaluate_batch or a callback."
             )
-        return self._clock
+        return self._progress
 
-    def _at_batch(self, call: str) -> Clock:
-        clock = self._running(call)
-        if clock.batch_idx < 0:
+    def _at_batch(self, call: str) -> Progress:
+        progress = self._running(call)
+        if progress.batch_idx < 0:
             raise errors.InternalException(
                 f"context.{call}() works only from the first batch on; call it from on_training_epoch_start or later."
             )
-        return clock
+        return progress

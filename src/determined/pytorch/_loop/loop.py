@@ -11,7 +11,7 @@ from determined.pytorch._callback import Callbacks
 from determined.pytorch._checkpoint.saver import Saver
 from determined.pytorch._data import rng
 from determined.pytorch._loop.plan import Plan, ShouldExit, Stopped, TrainBoundaryType
-from determined.pytorch._loop.progress import Clock, Progress
+from determined.pytorch._loop.progress import Progress
 from determined.pytorch._loop.stop import Stops
 from determined.pytorch._loop.validation import Validation
 from determined.pytorch._metrics.reducers import ReducerSet
@@ -25,7 +25,6 @@ class Loop:
 
     plan: Plan
     progress: Progress
-    clock: Clock
     fetch: Callable[[], Any]
     to_device: Callable[[Any], Any]
     train_batch: Callable[[Any, int, int], Any]
@@ -46,7 +45,7 @@ class Loop:
             with rng.set_aside():  # a resumed run comes here once more
                 self.callbacks.run("on_training_start")
             if self.validate_first:
-                with self.clock.training():  # no batch was trained, so the first one is the current one
+                with self.progress.training():  # no batch was trained, so the first one is the current one
                     self.validate_if_stale()
             self.perform_due()  # a stop may have come before it
             while not self.plan.finished(self.progress):
@@ -79,12 +78,12 @@ class Loop:
         """Train until something may be due, the epoch ends or the program asks to stop."""
         begin, epoch = self.progress.batches_trained, self.progress.epochs_trained
         end = min(self.plan.next_stop(self.progress), self.reporter.next_stop())
-        with self.clock.training():
-            if self.clock.is_epoch_start:
+        with self.progress.training():
+            if self.progress.is_epoch_start:
                 self.callbacks.run("on_training_epoch_start", epoch)
             batch = self.train_batches(end, epoch)
         self.reporter.trained(batch, self.progress.batches_trained - begin)
-        if self.clock.is_epoch_end:
+        if self.progress.is_epoch_end:
             self.callbacks.run("on_training_epoch_end", epoch)
 
     def train_batches(self, end: int, epoch: int) -> Any:

@@ -34,6 +34,11 @@ class Epochs:
         assert self.length is not None
         return self.since - (self.passed - epochs * self.length) // self.ranks
 
+    @property
+    def rank_length(self) -> int | None:
+        """Batches that each rank trains in an epoch; None if the data has no length."""
+        return None if self.length is None else -(-self.length // self.ranks)
+
     def done(self, batches: int) -> float:
         """Return the epochs that a number of batches makes, with fractions."""
         return self._used(batches) / self.length if self.length else 0.0
@@ -47,6 +52,7 @@ class Progress:
     """Batches trained, and when the last validation and checkpoint were.
 
     Nothing else counts. Epochs, indices, periods, data position and the step numbers of metrics derive from it.
+    The current batch is the one in training; between batches, the one trained last.
     """
 
     batches_trained: int = 0
@@ -54,11 +60,41 @@ class Progress:
     last_ckpt: int | None = None
     epochs: Epochs = Epochs(length=None)
     """Which epoch a batch belongs to; known once the data is at its position."""
+    _between: int = dataclasses.field(default=1, repr=False)  # 0 while a batch is in training
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Make the next batch the current one; inside the block, each batch follows the one before."""
+        self._between = 0
+        try:
+            yield
+        finally:
+            self._between = 1
 
     @property
     def epochs_trained(self) -> int:
         """Epochs that are complete."""
         return self.epochs.of(self.batches_trained)
+
+    @property
+    def batch_idx(self) -> int:
+        """Index of the current batch, counted from the start of training; -1 before the first batch."""
+        return self.batches_trained - self._between
+
+    @property
+    def epoch_idx(self) -> int:
+        """Index of the epoch of the current batch."""
+        return self.epochs.of(self.batch_idx)
+
+    @property
+    def is_epoch_start(self) -> bool:
+        """Whether the current batch is the first of its epoch."""
+        return self.epoch_idx != self.epochs.of(self.batch_idx - 1)
+
+    @property
+    def is_epoch_end(self) -> bool:
+        """Whether the current batch is the last of its epoch."""
+        return self.epoch_idx != self.epochs.of(self.batch_idx + 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all counts as plain values."""
@@ -71,58 +107,3 @@ class Progress:
 
 
 _COUNTS = ("batches_trained", "last_val", "last_ckpt")
-
-
-class Clock:
-    """What the running loop tells the trial about where it is.
-
-    The current batch is the one in training; between batches, the one trained last.
-    """
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._epochs = progress.epochs
-        self._between = 1  # 0 while a batch is in training
-
-    @contextlib.contextmanager
-    def training(self) -> Iterator[None]:
-        """Make the next batch the current one; inside the block, each batch follows the one before."""
-        self._between = 0
-        try:
-            yield
-        finally:
-            self._between = 1
-
-    @property
-    def batch_idx(self) -> int:
-        """Index of the current batch, counted from the start of training; -1 before the first batch."""
-        return self._progress.batches_trained - self._between
-
-    @property
-    def epoch_idx(self) -> int:
-        """Index of the epoch of the current batch."""
-        return self.epoch_of(self.batch_idx)
-
-    @property
-    def is_epoch_start(self) -> bool:
-        """Whether the current batch is the first of its epoch."""
-        return self.epoch_of(self.batch_idx) != self.epoch_of(self.batch_idx - 1)
-
-    @property
-    def is_epoch_end(self) -> bool:
-        """Whether the current batch is the last of its epoch."""
-        return self.epoch_of(self.batch_idx) != self.epoch_of(self.batch_idx + 1)
-
-    @property
-    def epoch_len(self) -> int | None:
-        """Batches that each rank trains in an epoch; None if the training data has no length."""
-        return None if self._epochs.length is None else -(-self._epochs.length // self._epochs.ranks)
-
-    @property
-    def has_epochs(self) -> bool:
-        """Whether the training data has a length, so that there are epochs."""
-        return self._epochs.length is not None
-
-    def epoch_of(self, batch_idx: int) -> int:
-        """Return the index of the epoch that a batch belongs to; -1 for the time before the first batch."""
-        return self._epochs.of(batch_idx)

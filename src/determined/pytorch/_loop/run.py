@@ -23,7 +23,7 @@ from determined.pytorch._loop.data import build_data, length_of_batch
 from determined.pytorch._loop.loop import Loop
 from determined.pytorch._loop.plan import Batch, Plan, TrainBoundaryType, TrainUnit
 from determined.pytorch._loop.policy import CheckpointPolicy, policy_of
-from determined.pytorch._loop.progress import Clock, Epochs, Progress
+from determined.pytorch._loop.progress import Epochs, Progress
 from determined.pytorch._loop.steps import averaging_gradients, steps_after_batch
 from determined.pytorch._loop.stop import stops_of
 from determined.pytorch._loop.validation import Validation
@@ -123,8 +123,7 @@ def _train(
     plan = settings.plan(progress.epochs, progress.batches_trained)
     display = display_for(context.distributed, progress, plan, length_of_batch(trial))
     saver = Saver(type(trial), context, callbacks, progress, state, rules, display.saved, saved.uuid if saved else None)
-    clock = Clock(progress)
-    context.follow(clock)
+    context.follow(progress)
     stops = stops_of(context, progress)
     max_batches = 1 if settings.test_mode else None
     validation = Validation(
@@ -134,9 +133,9 @@ def _train(
         torch.enable_grad(),  # and back to what it was before, whatever the last validation leaves
         display,
         saver,
-        averaging_gradients(context, clock),
+        averaging_gradients(context, progress),
         step_functions(context, trial.train_batch, context.batch_mover(), display.say) as steps,
-        steps_after_batch(context, clock, with_precision=not steps.ends_batches) as after_batch,
+        steps_after_batch(context, progress, with_precision=not steps.ends_batches) as after_batch,
         Timings(settings.profiler, context.services.profiler, context.device) as timings,
     ):
         for note in notes:
@@ -148,7 +147,6 @@ def _train(
         loop = Loop(
             plan=plan,
             progress=progress,
-            clock=clock,
             fetch=fetch,
             to_device=steps.to_device,
             train_batch=steps.train_batch,
@@ -190,7 +188,7 @@ def _collect_checkpoints(context: PyTorchTrialContext, policy: CheckpointPolicy,
 
 @contextlib.contextmanager
 def _run_scope(context: PyTorchTrialContext, settings: FitSettings, progress: Progress) -> Iterator[None]:
-    """End the run's clock and stop requests after all callbacks; note in an error that a test trains one batch only."""
+    """End questions and stop requests of the run after all callbacks; note in an error that a test trains one batch."""
     before = progress.batches_trained
     try:
         yield

@@ -6,17 +6,17 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from determined.pytorch._context import PyTorchTrialContext
-from determined.pytorch._loop.progress import Clock
+from determined.pytorch._loop.progress import Progress
 from determined.pytorch._optim import free_parameters
 from determined.pytorch._optim.lr_scheduler import auto_steps
 
 
 @contextlib.contextmanager
-def averaging_gradients(context: PyTorchTrialContext, clock: Clock) -> Iterator[None]:
+def averaging_gradients(context: PyTorchTrialContext, progress: Progress) -> Iterator[None]:
     """Average gradients over all ranks inside the block. All ranks must enter it."""
 
     def steps_now() -> bool:
-        return (clock.batch_idx + 1) % context.aggregation_frequency == 0
+        return (progress.batch_idx + 1) % context.aggregation_frequency == 0
 
     aggregates = context.aggregation_frequency > 1
     check = context.backend.start(context.models, steps_now if aggregates else None, context.compressed)
@@ -32,13 +32,13 @@ def averaging_gradients(context: PyTorchTrialContext, clock: Clock) -> Iterator[
 
 @contextlib.contextmanager
 def steps_after_batch(
-    context: PyTorchTrialContext, clock: Clock, *, with_precision: bool
+    context: PyTorchTrialContext, progress: Progress, *, with_precision: bool
 ) -> Iterator[list[Callable[[], None]]]:
     """Give what to call after each batch: nothing, in the plainest case."""
     steps: list[Callable[[], None]] = []
     if with_precision and context.precision.has_work_after_batch:
         steps.append(context.precision.after_batch)
-    for stepper in auto_steps(context.lr_schedulers, clock, context.aggregation_frequency):
+    for stepper in auto_steps(context.lr_schedulers, progress, context.aggregation_frequency):
         steps.append(stepper.after_batch)
     with context.torch_profiler.running() if context.torch_profiler else contextlib.nullcontext() as step:
         yield steps if step is None else [*steps, step]

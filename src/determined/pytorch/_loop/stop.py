@@ -13,16 +13,16 @@ from determined.pytorch._loop.plan import ShouldExit, Stopped
 from determined.pytorch._loop.progress import Progress
 
 
-class Limit(Protocol):
-    """How far training may go without asking."""
-
-    limit: float
-
-
 class StopRequest(Protocol):
     """Whether the program asks to stop."""
 
     stop_requested: bool
+
+
+class Limit(Protocol):
+    """How far training may go without asking."""
+
+    limit: float
 
 
 class NoLimit:

@@ -7,7 +7,7 @@ import enum
 from typing import Any
 
 from determined import errors
-from determined.pytorch._loop.progress import Clock
+from determined.pytorch._loop.progress import Progress
 
 
 class Mode(enum.Enum):
@@ -64,12 +64,12 @@ class AutoStep:
     """Steps one scheduler after batches, according to its mode."""
 
     scheduler: LRScheduler
-    clock: Clock
+    progress: Progress
     aggregation: int
 
     def after_batch(self) -> None:
         """Step as often as is due after the batch that was just trained."""
-        for _ in range(self.steps_due(self.clock.batch_idx)):
+        for _ in range(self.steps_due(self.progress.batch_idx)):
             self.scheduler.step()
 
     def steps_due(self, batch_idx: int) -> int:
@@ -83,16 +83,16 @@ class AutoStep:
         if self.scheduler.step_mode is Mode.STEP_EVERY_OPTIMIZER_STEP:
             return int((trained // self.aggregation) % every == 0)
         # Epochs that end before the batch of the next optimizer step.
-        ended = self.clock.epoch_of(batch_idx + self.aggregation)
-        return ended // every - self.clock.epoch_of(batch_idx) // every
+        ended = self.progress.epochs.of(batch_idx + self.aggregation)
+        return ended // every - self.progress.epochs.of(batch_idx) // every
 
 
-def auto_steps(schedulers: list[LRScheduler], clock: Clock, aggregation: int) -> list[AutoStep]:
+def auto_steps(schedulers: list[LRScheduler], progress: Progress, aggregation: int) -> list[AutoStep]:
     """Return an `AutoStep` for each scheduler that the loop steps."""
     for scheduler in schedulers:
-        if scheduler.step_mode is Mode.STEP_EVERY_EPOCH and not clock.has_epochs:
+        if scheduler.step_mode is Mode.STEP_EVERY_EPOCH and progress.epochs.length is None:
             raise errors.InvalidExperimentException(
                 "A scheduler has the mode STEP_EVERY_EPOCH, but the training data has no length, so no epoch "
                 "ends; wrap it with LRScheduler.StepMode.STEP_EVERY_BATCH and a frequency."
             )
-    return [AutoStep(s, clock, aggregation) for s in schedulers if s.step_mode is not Mode.MANUAL_STEP]
+    return [AutoStep(s, progress, aggregation) for s in schedulers if s.step_mode is not Mode.MANUAL_STEP]
