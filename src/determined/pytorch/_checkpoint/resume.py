@@ -49,7 +49,7 @@ def find(context: PyTorchTrialContext, trial_class: type, checkpoint: str | os.P
         saved = Saved(*found, checkpoint_format.read(found[1]))
     steps = reported = 0
     if not is_of_another_trial(services, saved):
-        steps = saved.state["loop"]["progress"]["batches_trained"]
+        steps = saved.batches_trained
         reported = steps - saved.state["loop"].get("window", {}).get("count", 0)
     services.recorder.put(tracking.Continued(checkpoint=saved.uuid, steps_completed=steps, reported_steps=reported))
     return saved
