@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from determined import pytorch
 from determined.pytorch import Batch
-from determined.pytorch._data.prefetch import AHEAD, SMALLEST, Prefetch
+from determined.pytorch._data.prefetch import MAX_BATCHES_AHEAD, MIN_BYTES, Prefetch
 from trials import LineTrial, fit
 
 pytestmark = [
@@ -98,7 +98,7 @@ def test_memory_is_that_of_few_batches() -> None:
     before = torch.cuda.memory_allocated()
     fit(ConstantTrial, max_length=Batch(30))
     batch = 2 * NUMBERS * 4  # a tensor and an array
-    assert torch.cuda.max_memory_allocated() - before < (AHEAD + 3) * batch
+    assert torch.cuda.max_memory_allocated() - before < (MAX_BATCHES_AHEAD + 3) * batch
 
 
 def prefetch() -> Prefetch:
@@ -106,13 +106,13 @@ def prefetch() -> Prefetch:
 
 
 def test_batch_with_a_type_of_its_own_goes_the_plain_way() -> None:
-    moved = prefetch()([Tagged(torch.ones(SMALLEST)), torch.ones(SMALLEST)])
+    moved = prefetch()([Tagged(torch.ones(MIN_BYTES)), torch.ones(MIN_BYTES)])
     assert moved[0].values.is_cuda
     assert moved[1].is_cuda
 
 
 def test_structure_is_kept() -> None:
-    batch = {"a": [torch.ones(SMALLEST), (torch.zeros(3), "name", 4)], "b": None}
+    batch = {"a": [torch.ones(MIN_BYTES), (torch.zeros(3), "name", 4)], "b": None}
     moved = prefetch()(batch)
     assert moved["a"][1][1:] == ("name", 4)
     assert moved["b"] is None

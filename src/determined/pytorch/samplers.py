@@ -1,7 +1,7 @@
 """Samplers that compose: repeat, shard, skip and shuffle the elements of another sampler.
 
-Every kind comes twice: over single indices (`RepeatSampler`), and over batches (`RepeatBatchSampler`), to
-be used before or after `torch.utils.data.BatchSampler`. The one underneath is in the attribute `sampler`.
+Every kind comes twice: over indices (`RepeatSampler`), to be used before `torch.utils.data.BatchSampler`, and over
+batches (`RepeatBatchSampler`), to be used after it. The sampler inside is the attribute `sampler`.
 
     >>> from torch.utils.data import BatchSampler, SequentialSampler
     >>> batches = BatchSampler(SequentialSampler(range(6)), batch_size=2, drop_last=False)
@@ -33,11 +33,11 @@ __all__ = [
 
 T = TypeVar("T")
 
-_LARGEST_SEED = 2**32 - 1
+MAX_SEED = 2**32 - 1
 
 
 class _OverSampler(Sampler[T]):
-    """A sampler over another one, which it calls `sampler` and whose length it has."""
+    """A sampler over another one, with the length of that one."""
 
     def __init__(self, sampler: Iterable[T]) -> None:
         self.sampler = sampler
@@ -52,9 +52,9 @@ class _OverSampler(Sampler[T]):
 
 
 class RepeatSampler(_OverSampler[T]):
-    """The elements of `sampler`, pass after pass, without an end.
+    """The elements of `sampler`, pass after pass, endlessly.
 
-    `len()` is that of one pass. Every pass iterates `sampler` anew, so one that shuffles gives each pass
+    `len()` is that of one pass. Every pass iterates `sampler` again, so one that shuffles gives each pass
     another order. A pass that yields nothing raises `ValueError`.
 
         >>> list(itertools.islice(RepeatSampler(range(3)), 7))
@@ -69,15 +69,15 @@ class RepeatSampler(_OverSampler[T]):
                 break
             else:
                 raise ValueError(
-                    f"{type(self).__name__} got nothing from a pass over {self.sampler!r}, which would "
-                    "repeat forever without an element; pass a sampler that yields something on every pass "
-                    "(a dataset that is not empty, fewer ranks, a list rather than a generator)."
+                    f"{type(self).__name__} got nothing from a pass over {self.sampler!r} and would repeat it forever; "
+                    "pass a sampler that yields something on every pass (a dataset that is not empty, fewer ranks, a "
+                    "list rather than a generator)."
                 )
             yield from elements
 
 
 class RepeatBatchSampler(RepeatSampler[list[T]]):
-    """The batches of `batch_sampler`, pass after pass, without an end.
+    """The batches of `batch_sampler`, pass after pass, endlessly.
 
         >>> list(itertools.islice(RepeatBatchSampler([[0, 1], [2]]), 3))
         [[0, 1], [2], [0, 1]]
@@ -90,7 +90,7 @@ class RepeatBatchSampler(RepeatSampler[list[T]]):
 
 
 class DistributedSampler(_OverSampler[T]):
-    """The elements of `sampler` that belong to `rank`: element i is that of rank i modulo `num_workers`.
+    """The elements of `sampler` that belong to `rank`: element i belongs to rank i modulo `num_workers`.
 
     Together the ranks yield every element once. `len()` is the number of elements that this rank gets from
     one pass, so it may differ by one between ranks.
@@ -126,8 +126,8 @@ class DistributedBatchSampler(DistributedSampler[list[T]]):
 class SkipSampler(_OverSampler[T]):
     """The elements of `sampler` without the first `skip` ones.
 
-    Meant to be outermost, over an endless `RepeatSampler`, to go on where an earlier run stopped. Every
-    iteration skips anew. `len()` stays that of `sampler`: it is still the length of an epoch.
+    Meant to be outermost, over an endless `RepeatSampler`, to continue where an earlier run stopped. Every
+    iteration skips. `len()` stays that of `sampler`: it is still the length of an epoch.
 
         >>> list(SkipSampler(range(5), skip=3))
         [3, 4]
@@ -160,8 +160,8 @@ class ReproducibleShuffleSampler(_OverSampler[T]):
     """The elements of `sampler` in an order that depends on `seed` and the epoch alone.
 
     The first iteration is epoch 0, the next one epoch 1. Orders come from one
-    `numpy.random.RandomState(seed)`: epoch k is its k-th shuffle. `set_epoch` goes to any epoch; it takes
-    `sampler` to yield equally many elements in every epoch.
+    `numpy.random.RandomState(seed)`: epoch k is its k-th shuffle. `set_epoch` goes to any epoch, provided that
+    `sampler` yields the same number of elements in every epoch.
 
         >>> shuffled = ReproducibleShuffleSampler(range(5), seed=7)
         >>> list(shuffled), list(shuffled)
@@ -178,16 +178,19 @@ class ReproducibleShuffleSampler(_OverSampler[T]):
         self._rewind()
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration that of `epoch`, here and in the samplers underneath.
+        """Make the next iteration that of `epoch`, here and in the next sampler inside that has `set_epoch`.
 
-        Going forwards shuffles once for every epoch left out, going backwards starts from the seed. The
-        work is done by the next iteration.
+        The next iteration shuffles once for every epoch left out; to go back, it starts from the seed.
         """
         remedy = "pass the number of epochs trained so far."
-        self._epoch = _whole(type(self).__name__ + ".set_epoch", "epoch", epoch, 0, remedy)
+        self._epoch = _integer(type(self).__name__ + ".set_epoch", "epoch", epoch, 0, remedy)
         if self._epoch < self._shuffles:
             self._rewind()
-        _set_epoch_underneath(self.sampler, self._epoch)
+        inner: Any = self.sampler
+        while inner is not None and not callable(getattr(inner, "set_epoch", None)):
+            inner = getattr(inner, "sampler", None)
+        if inner is not None:
+            inner.set_epoch(self._epoch)
 
     def __iter__(self) -> Iterator[T]:
         # A generator, so that only an iteration that starts counts: torch's loaders with worker
@@ -231,17 +234,15 @@ def adapt_batch_sampler(
     num_replicas: int = 1,
     rank: int = 0,
 ) -> Iterable[list[T]]:
-    """Return the batches that one rank trains on: repeated, then sharded, then skipped, as asked.
+    """Return the batches that one rank trains on: repeated, then sharded, then skipped.
 
-    `skip` counts batches of this rank. What is not asked for adds nothing: the defaults return
-    `batch_sampler` itself.
+    `skip` counts batches of this rank. The defaults return `batch_sampler` itself.
 
         >>> mine = adapt_batch_sampler([[0], [1], [2]], repeat=True, skip=1, num_replicas=2, rank=0)
         >>> list(itertools.islice(mine, 3))
         [[2], [1], [0]]
     """
-    num_replicas, rank = _shard("adapt_batch_sampler", "num_replicas", num_replicas, rank)
-    skip = _skip("adapt_batch_sampler", skip)
+    skip, num_replicas, rank = check_position("adapt_batch_sampler", skip, num_replicas, rank)
     if repeat:
         batch_sampler = RepeatBatchSampler(batch_sampler)
     if num_replicas > 1:
@@ -251,38 +252,33 @@ def adapt_batch_sampler(
     return batch_sampler
 
 
-def _set_epoch_underneath(sampler: object, epoch: int) -> None:
-    """Tell the next sampler that has `set_epoch`: an epoch out here is one iteration down there."""
-    while sampler is not None:
-        set_epoch = getattr(sampler, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
-            return
-        sampler = getattr(sampler, "sampler", None)
+def check_position(where: str, skip: object, num_replicas: object, rank: object) -> tuple[int, int, int]:
+    """Return the arguments of the function `where` as integers; raise `ValueError` for what is not a position."""
+    return _skip(where, skip), *_shard(where, "num_replicas", num_replicas, rank)
 
 
 def _shard(where: str, ranks_name: str, ranks: object, rank: object) -> tuple[int, int]:
-    size = _whole(where, ranks_name, ranks, 1, "pass context.distributed.get_size(), or 1 for one process.")
+    size = _integer(where, ranks_name, ranks, 1, "pass context.distributed.get_size(), or 1 for one process.")
     remedy = f"ranks count from 0, pass context.distributed.get_rank() with {ranks_name}=get_size()."
-    rank = _whole(where, "rank", rank, 0, remedy)
+    rank = _integer(where, "rank", rank, 0, remedy)
     if rank >= size:
         raise ValueError(f"{where}({ranks_name}={size}, rank={rank}): rank must be below {ranks_name}; {remedy}")
     return size, rank
 
 
 def _skip(where: str, skip: object) -> int:
-    return _whole(where, "skip", skip, 0, "pass the number of elements to leave out, or 0 for none.")
+    return _integer(where, "skip", skip, 0, "pass the number of elements to leave out, or 0 for none.")
 
 
 def _seed(where: str, seed: object) -> int:
     remedy = "pass context.get_trial_seed() or a number such as 42."
-    whole = _whole(where, "seed", seed, 0, remedy)
-    if whole > _LARGEST_SEED:
-        raise ValueError(f"{where}(seed={whole}): seed must be at most 2**32 - 1; {remedy}")
-    return whole
+    number = _integer(where, "seed", seed, 0, remedy)
+    if number > MAX_SEED:
+        raise ValueError(f"{where}(seed={number}): seed must be at most 2**32 - 1; {remedy}")
+    return number
 
 
-def _whole(where: str, name: str, value: object, lowest: int, remedy: str) -> int:
+def _integer(where: str, name: str, value: object, lowest: int, remedy: str) -> int:
     if not isinstance(value, bool) and isinstance(value, numbers.Integral) and int(value) >= lowest:
         return int(value)
     raise ValueError(f"{where}({name}={value!r}): {name} must be an int >= {lowest}; {remedy}")

@@ -1,8 +1,9 @@
-"""Batches as nested structures: how many samples one holds, and the same one on a device."""
+"""Batches as nested structures: their number of samples, and how they move to a device."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +16,9 @@ from torch import Tensor
 from determined.pytorch._data.tree import PLAIN_CONTAINERS, is_container, leaves, map_entries, map_leaves
 
 TorchData: TypeAlias = dict[str, Tensor] | Sequence[Tensor] | Tensor
-"""What a data loader usually yields as a batch."""
+"""The usual types of batches."""
 
-# Values that nobody expects on a device, such as file names and ids that travel with the tensors.
+# Plain values that stay where they are without a warning, such as file names and ids beside the tensors.
 _NEVER_MOVED = (str, bytes, int, float, complex, type(None), np.generic)
 
 _LENGTH_REMEDY = "override get_batch_length(batch) in the trial to return the number of samples."
@@ -26,25 +27,36 @@ _LENGTH_REMEDY = "override get_batch_length(batch) in the trial to return the nu
 def data_length(data: Any) -> int:
     """Return the number of samples in a batch: the size of the first dimension of its first array.
 
-    Containers answer with their first value, at any depth. Raises `ValueError` for an empty container or an
-    array without dimensions and `TypeError` for types that have no such length.
+    The first value of a container counts, at any depth. Raises `ValueError` for an empty container or an array
+    without dimensions, and `TypeError` for other types.
 
         >>> data_length({"image": torch.zeros(8, 3), "label": torch.zeros(8)})
         8
     """
-    if isinstance(data, (Tensor, np.ndarray)):
-        return _first_size(data)
-    if is_container(data):
-        return data_length(_first(data))
-    raise TypeError(
-        f"A batch, or the first value in it, is {data!r} of type {type(data).__name__}; the "
-        "number of samples is known for tensors, arrays, and dicts, lists and tuples that begin with one: "
-        f"{_LENGTH_REMEDY}"
-    )
+    while is_container(data):
+        values = list(itertools.islice(data.values() if isinstance(data, Mapping) else data, 1))
+        if not values:
+            raise ValueError(
+                f"A batch is or begins with the empty container {data!r}; its first value counts the samples: put a "
+                f"tensor first, or {_LENGTH_REMEDY}"
+            )
+        (data,) = values
+    if not isinstance(data, (Tensor, np.ndarray)):
+        raise TypeError(
+            f"A batch, or the first value in it, is {data!r} of type {type(data).__name__}; the "
+            "number of samples is known for tensors, arrays, and dicts, lists and tuples that begin with one: "
+            f"{_LENGTH_REMEDY}"
+        )
+    if data.ndim == 0:
+        raise ValueError(
+            f"A batch begins with {data!r}, which has no dimensions; the first dimension counts the samples: "
+            f"give it one, or {_LENGTH_REMEDY}"
+        )
+    return int(data.shape[0])
 
 
 def digest(data: Any) -> int | None:
-    """Return a number that tells batches apart by the contents of their tensors and arrays; None without any."""
+    """Return a checksum of all tensors and arrays in a batch; None if it has none."""
     found = None
     for leaf in leaves(data):
         if isinstance(leaf, Tensor):
@@ -54,31 +66,13 @@ def digest(data: Any) -> int | None:
     return found
 
 
-def _first_size(data: Tensor | np.ndarray[Any, Any]) -> int:
-    if data.ndim == 0:
-        raise ValueError(
-            f"A batch begins with {data!r}, which has no dimensions; the first dimension counts the samples: "
-            f"give it one, or {_LENGTH_REMEDY}"
-        )
-    return int(data.shape[0])
-
-
-def _first(container: Any) -> Any:
-    for value in container.values() if isinstance(container, Mapping) else container:
-        return value
-    raise ValueError(
-        f"A batch is or begins with the empty container {container!r}; its first value counts the samples: "
-        f"put a tensor first, or {_LENGTH_REMEDY}"
-    )
-
-
 def to_device(data: Any, device: torch.device | str | int, warned_types: set[type] | None = None) -> Any:
     """Return the same structure with its tensors on `device`.
 
-    Goes into dicts, lists, tuples and named tuples at any depth and keeps their types; NumPy arrays become
-    tensors; other objects with a `to` method move by `to(device)`. What cannot move stays as it is, with a
-    `UserWarning` unless it is a plain value such as a string or number. There is one warning for a type and
-    `warned_types`, a set that remembers them between calls; without it, one for a type and call.
+    Enters dicts, lists, tuples and named tuples at any depth and keeps their types. NumPy arrays become tensors; other
+    objects with a `to` method move by `to(device)`. What cannot move stays as it is, with a `UserWarning` unless it is
+    a plain value such as a string or number: one for each type in a call, or with `warned_types`, a set of the types
+    warned about before, one for each type that is not in it.
 
         >>> to_device({"x": [torch.ones(1)], "name": "a"}, "cpu")
         {'x': [tensor([1.])], 'name': 'a'}
@@ -88,13 +82,13 @@ def to_device(data: Any, device: torch.device | str | int, warned_types: set[typ
 
 
 def mover(device: torch.device, warned_types: set[type]) -> Callable[[Any], Any]:
-    """Return `to_device` for one device, as a function of the batch alone: the training loop's short cut."""
+    """Return `to_device` for one device, as a function of the batch alone."""
     move = functools.partial(_move, device=device, warned=warned_types)
     return _unless_in_host_memory(move) if device.type == "cpu" else move
 
 
 def _unless_in_host_memory(move: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that leaves a sequence of nothing but tensors in host memory alone, and moves other data."""
+    """Return a function that returns a list or tuple of tensors in host memory as it is, and moves other data."""
 
     def moved(batch: Any) -> Any:
         if type(batch) is list or type(batch) is tuple:
@@ -155,7 +149,7 @@ def _moves_itself(data: Any) -> bool:
 
 
 def _as_tensor(array: np.ndarray[Any, Any], warned: set[type]) -> Tensor | None:
-    """Return the array as a tensor, sharing memory where torch can; None if tensors have no such type."""
+    """Return the array as a tensor, sharing memory if possible; None if there are no tensors of its type."""
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
@@ -177,7 +171,7 @@ def _is_moved_by_entries(data: Any) -> bool:
 
 
 def host_bytes(data: Any) -> int | None:
-    """Return the bytes of tensors and arrays in host memory; None if the data holds more than such and plain values."""
+    """Return the bytes of tensors and arrays in host memory; None if there is more than those and plain values."""
     total = 0
     for leaf in leaves(data, enter=_is_moved_by_entries):
         if isinstance(leaf, Tensor):
@@ -200,12 +194,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], data: Any) -> Any:
 
 
 def channels_last(move: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that moves batches, with their images in the memory format that convolutions like best."""
-
-    def moved(batch: Any) -> Any:
-        return map_tensors(_channels_last, move(batch))
-
-    return moved
+    """Return a function that moves batches, with images in the memory format that is fastest for convolutions."""
+    return lambda batch: map_tensors(_channels_last, move(batch))
 
 
 def _channels_last(tensor: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
-"""The data loader whose real loader is made once rank, seed and position are known."""
+"""The data loader that makes its torch loader once rank, seed and position are known."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any
 
 import torch
@@ -14,30 +14,15 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from determined.pytorch import samplers
 from determined.pytorch._data import rng
-from determined.pytorch._data.order import Grouping, OrderedBatches, Start, grouping_of, order_of
+from determined.pytorch._data.order import ComputedOrder, Grouping, OrderedBatches, SamplerOrder, Start
 from determined.pytorch._data.workers import KeyedDataset, KeyedIterable, WorkerStart
-
-_ATTRIBUTES_OF_TORCH = frozenset(
-    (
-        "sampler",
-        "batch_sampler",
-        "collate_fn",
-        "generator",
-        "pin_memory",
-        "timeout",
-        "worker_init_fn",
-        "multiprocessing_context",
-        "prefetch_factor",
-        "persistent_workers",
-    )
-)
 
 
 class DataLoader:
-    """Takes the arguments of `torch.utils.data.DataLoader` and makes such a loader when it is known where to start.
+    """Takes the arguments of `torch.utils.data.DataLoader` and makes such a loader when rank and position are known.
 
-    The order of a shuffled epoch depends on the seed and the epoch's number alone, so that a resumed run goes
-    on in the same order at once. Iterating it, or `len()`, works without a trial too.
+    The order of a shuffled epoch depends on the seed and the epoch's number alone, so a resumed run continues in the
+    same order at once. Iterating it and `len()` also work without a trial.
     """
 
     def __init__(
@@ -85,66 +70,84 @@ class DataLoader:
         self._batch_sampler = batch_sampler
         self._passes = 0
         # Torch checks all arguments here, with its own words; no worker starts before a loader is iterated.
-        self._plain = TorchDataLoader(
-            dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            drop_last=drop_last,
-            **self._options,
+        self._plain: TorchDataLoader[Any] = TorchDataLoader(
+            dataset, batch_size, shuffle, sampler, batch_sampler, drop_last=drop_last, **self._options
         )
 
     def get_data_loader(
-        self,
-        repeat: bool = False,
-        skip: int = 0,
-        num_replicas: int = 1,
-        rank: int = 0,
-        *,
-        seed: int | None = None,
+        self, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0, *, seed: int | None = None
     ) -> TorchDataLoader[Any]:
         """Return the torch loader of one rank: repeated, then sharded by batch, then begun after `skip` batches.
 
-        `seed` decides the order of a shuffled epoch; without it, torch's own seed does.
+        `seed` decides the order of a shuffled epoch. Default: torch's own seed.
         """
-        _check_position(skip, num_replicas, rank)
+        skip, num_replicas, rank = samplers.check_position("get_data_loader", skip, num_replicas, rank)
         if self.is_iterable and skip:
             raise ValueError(
                 f"get_data_loader(skip={skip}): an IterableDataset has no positions to go to; iterate past batches."
             )
         if self.is_iterable:
-            own_seed = self._seed_or_own(seed)
-            dataset, options = self._keyed_dataset(own_seed), self._options_of_loader(own_seed)
-            return TorchDataLoader(dataset, self.batch_size, drop_last=self.drop_last, **options)
+            return self._make(self._seed_or_own(seed), batch_size=self.batch_size, drop_last=self.drop_last)
         return self.torch_loader(seed, repeat=repeat, skip=skip, num_replicas=num_replicas, rank=rank)
 
-    def torch_loader(self, seed: int | None = None, **position: Any) -> TorchDataLoader[Any]:
-        """Return the torch loader that begins at a position, which `OrderedBatches` describes.
+    def torch_loader(
+        self,
+        seed: int | None = None,
+        *,
+        repeat: bool = False,
+        skip: int = 0,
+        num_replicas: int = 1,
+        rank: int = 0,
+        start: Start = Start(),  # noqa: B008  # immutable
+        shares: Sequence[int] | None = None,
+    ) -> TorchDataLoader[Any]:
+        """Return the torch loader that begins at a position, as `OrderedBatches` describes it.
 
-        With `shares`, the batch sizes of all ranks, these cut their parts from common batches.
+        With `shares`, the batch sizes of all ranks, each rank cuts its part from common batches.
         """
-        seed = self._seed_or_own(seed)
-        batches = self._batches(seed, **position)
-        return TorchDataLoader(self._keyed_dataset(seed), batch_sampler=batches, **self._options_of_loader(seed))
-
-    @property
-    def grouping(self) -> Grouping | None:
-        """How an epoch's items are grouped to batches; None for a sampler that does not know its length."""
-        given = self._batch_sampler if self._batch_sampler is not None else self._sampler
-        if given is not None and not isinstance(given, Sized):
-            return None
-        return grouping_of(
-            dataset=self.dataset,
-            batch_size=self.batch_size or 1,
-            drop_last=self.drop_last,
-            sampler=self._sampler,
-            batch_sampler=self._batch_sampler,
+        seed, grouping = self._seed_or_own(seed), self.grouping(shares, repeat)
+        if grouping is None:
+            unsized = self._batch_sampler or BatchSampler(self._sampler, self.batch_size or 1, self.drop_last)
+            own_batches = samplers.adapt_batch_sampler(unsized, repeat, skip, num_replicas, rank)
+            return self._make(seed, batch_sampler=own_batches)
+        share = None
+        if shares is not None:
+            before = sum(shares[:rank])
+            share = slice(before, before + shares[rank])
+            num_replicas, rank = 1, 0
+        if repeat and grouping.batches() == 0:
+            raise ValueError(
+                f"The training data loader has no batches: batch_size is "
+                f"{grouping.group} and drop_last is {grouping.drop_last}. Give it more data or a smaller batch size."
+            )
+        batches = OrderedBatches(
+            self._order(seed, exact=repeat),
+            grouping,
+            repeat=repeat,
+            skip=skip,
+            num_replicas=num_replicas,
+            rank=rank,
+            start=start,
+            share=share,
+            batched=self._batch_sampler is not None,
+            keyed=self.num_workers > 0,
         )
+        return self._make(seed, batch_sampler=batches)
+
+    def grouping(self, shares: Sequence[int] | None, repeat: bool) -> Grouping | None:
+        """Return how an epoch's items are grouped into batches; None for a sampler without a length."""
+        items = next(one for one in (self._batch_sampler, self._sampler, self.dataset) if one is not None)
+        if items is not self.dataset and not isinstance(items, Sized):
+            return None
+        if shares is not None:  # in training, no rank may miss its part of the last batch
+            return Grouping(len(items), sum(shares), repeat or self.drop_last)
+        if self._batch_sampler is not None:
+            return Grouping(len(items), 1, False)
+        return Grouping(len(items), self.batch_size or 1, self.drop_last)
 
     @property
     def num_workers(self) -> int:
-        """Processes that load batches; 0 for loading in the training process."""
+        """The number of processes that load batches; 0 for loading in the training process."""
         return int(self._options["num_workers"])
 
     @property
@@ -163,8 +166,8 @@ class DataLoader:
         return len(self._plain)
 
     def __getattr__(self, name: str) -> Any:
-        """Return the attributes of torch's loader, such as `sampler` and `collate_fn`."""
-        if name not in _ATTRIBUTES_OF_TORCH:
+        """Return an attribute of torch's loader, such as `sampler` and `collate_fn`."""
+        if name.startswith("_"):  # also when a copy is made, which has no `_plain` yet
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._plain, name)
 
@@ -173,55 +176,20 @@ class DataLoader:
             return seed
         return int((self._options["generator"] or torch.default_generator).initial_seed())
 
-    def _options_of_loader(self, seed: int) -> dict[str, Any]:
-        options = self._options | {"generator": _worker_generator(seed)}
+    def _order(self, seed: int, exact: bool) -> ComputedOrder | SamplerOrder:
+        if self._batch_sampler is not None:
+            return SamplerOrder(self._batch_sampler, seed, kind="batches", exact=exact)
+        if self._sampler is not None:
+            return SamplerOrder(self._sampler, seed, kind="indices", exact=exact)
+        return ComputedOrder(len(self.dataset), seed if self._shuffle else None)
+
+    def _make(self, seed: int, **batching: Any) -> TorchDataLoader[Any]:
+        # Worker seeds come from a generator of their own, so that starting workers draws nothing from the training's.
+        generator = torch.Generator().manual_seed(rng.derive(seed, 2**32 - 1))
+        options = self._options | {"generator": generator}
         if self.num_workers:
             options["worker_init_fn"] = WorkerStart(options["worker_init_fn"])
-        return options
-
-    def _batches(
-        self,
-        seed: int,
-        *,
-        repeat: bool = False,
-        skip: int = 0,
-        num_replicas: int = 1,
-        rank: int = 0,
-        start: Start = Start(),  # noqa: B008  # immutable
-        shares: Sequence[int] | None = None,
-    ) -> Any:
-        grouping = self.grouping
-        if grouping is None:
-            unsized = self._batch_sampler or BatchSampler(self._sampler, self.batch_size or 1, self.drop_last)
-            return samplers.adapt_batch_sampler(unsized, repeat, skip, num_replicas, rank)
-        share = None
-        if shares is not None:  # all ranks cut their parts from the same batches
-            before = sum(shares[:rank])
-            share = slice(before, before + shares[rank])
-            grouping = Grouping(grouping.items, sum(shares), repeat or grouping.drop_last)
-            num_replicas, rank = 1, 0
-        if repeat and grouping.batches() == 0:
-            raise ValueError(
-                f"The training data loader has no batches: batch_size is "
-                f"{grouping.group} and drop_last is {grouping.drop_last}. Give it more data or a smaller batch size."
-            )
-        return OrderedBatches(
-            order_of(
-                grouping,
-                shuffle=self._shuffle,
-                sampler=self._sampler,
-                batch_sampler=self._batch_sampler,
-                seed=seed,
-                repeats=repeat,
-            ),
-            repeat=repeat,
-            skip=skip,
-            num_replicas=num_replicas,
-            rank=rank,
-            start=start,
-            share=share,
-            keyed=self.num_workers > 0,
-        )
+        return TorchDataLoader(self._keyed_dataset(seed), **batching, **options)
 
     def _keyed_dataset(self, seed: int) -> Any:
         if not self.num_workers:
@@ -234,31 +202,36 @@ class DataLoader:
 
 
 def batches_of(loader: Any) -> Iterator[Any]:
-    """Iterate over a loader; without workers or pinned memory, by the shortest way from indices to a batch.
+    """Iterate over a loader. Without workers and pinned memory, skip torch's iterator.
 
-    It does what torch's iterator does for such loaders, without the bookkeeping, which takes longer than a small
-    batch.
+    Its bookkeeping takes longer than a small batch; the batches are the same.
     """
     direct = type(loader) is TorchDataLoader and isinstance(loader.batch_sampler, OrderedBatches)
-    if direct and loader.num_workers == 0 and not loader.pin_memory:
-        collate = _collate if loader.collate_fn is default_collate else loader.collate_fn
-        if collate is _collate and _holds_rows(loader.dataset):
-            return _gathered(loader.dataset, loader.batch_sampler)
-        return _collated(loader.dataset, loader.batch_sampler, collate)
-    return iter(loader)
+    if not direct or loader.num_workers or loader.pin_memory:
+        return iter(loader)
+    fetch = _fetcher(loader.dataset, loader.collate_fn)
+    return (fetch(indices) for indices in loader.batch_sampler)
 
 
-def _collated(dataset: Any, batches: Iterable[list[Any]], collate: Callable[[Any], Any]) -> Iterator[Any]:
-    if callable(fetch := getattr(dataset, "__getitems__", None)):
-        for indices in batches:
-            yield collate(fetch(indices))
-    else:
-        for indices in batches:
-            yield collate([dataset[i] for i in indices])
+def _fetcher(dataset: Any, collate_fn: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
+    """Return the function that makes a batch from its indices."""
+    collate = _collate if collate_fn is default_collate else collate_fn
+
+    def rows(indices: list[Any]) -> Any:
+        if {*map(type, indices)} == {int}:
+            chosen = torch.tensor(indices)
+            return [tensor[chosen] for tensor in dataset.tensors]
+        return _collate([dataset[i] for i in indices])  # of a sampler with other kinds of indices
+
+    if collate is _collate and _holds_rows(dataset):
+        return rows
+    if callable(get_items := getattr(dataset, "__getitems__", None)):
+        return lambda indices: collate(get_items(indices))
+    return lambda indices: collate([dataset[i] for i in indices])
 
 
 def _collate(samples: Any) -> Any:
-    """Return what torch's `default_collate` makes of samples; for tuples of tensors in a fraction of its time."""
+    """Return what torch's `default_collate` returns; for tuples of tensors in a fraction of its time."""
     if {*map(type, samples)} == {tuple} and {*map(type, itertools.chain(*samples))} == {Tensor}:
         with contextlib.suppress(ValueError):  # of unequal lengths
             return [torch.stack(column) for column in zip(*samples, strict=True)]
@@ -266,31 +239,8 @@ def _collate(samples: Any) -> Any:
 
 
 def _holds_rows(dataset: Any) -> bool:
-    """Say whether samples are rows of plain tensors in host memory, from which whole batches can be taken at once."""
+    """Return whether samples are rows of plain tensors in host memory, so that a batch takes one index operation."""
     return type(dataset) is TensorDataset and all(
         type(tensor) is Tensor and tensor.is_cpu and tensor.is_contiguous() and not tensor.requires_grad
         for tensor in dataset.tensors
     )
-
-
-def _gathered(dataset: TensorDataset, batches: Iterable[list[Any]]) -> Iterator[Any]:
-    for indices in batches:
-        if {*map(type, indices)} == {int}:
-            rows = torch.tensor(indices)
-            yield [tensor[rows] for tensor in dataset.tensors]
-        else:  # of a sampler that has its own idea of an index
-            yield _collate([dataset[i] for i in indices])
-
-
-def _worker_generator(seed: int) -> torch.Generator:
-    """Return the generator of worker seeds, so that starting workers draws nothing from the training's."""
-    return torch.Generator().manual_seed(rng.derive(seed, 2**32 - 1))
-
-
-def _check_position(skip: int, num_replicas: int, rank: int) -> None:
-    if skip < 0:
-        raise ValueError(f"get_data_loader(skip={skip}): the number of batches to skip is 0 or more.")
-    if not 0 <= rank < num_replicas:
-        raise ValueError(
-            f"get_data_loader(num_replicas={num_replicas}, rank={rank}): ranks count from 0 to num_replicas - 1."
-        )

@@ -1,4 +1,4 @@
-"""Batches on their way to a GPU while the one before is trained."""
+"""Copies the next batch to a GPU while the one before is trained."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 
 from determined.pytorch._data.batch import host_bytes, map_tensors
 
-SMALLEST = 2**20
-"""Bytes from which a batch travels by itself; sending fewer takes no longer than making them ready for that."""
+MIN_BYTES = 2**20
+"""The smallest batch to prefetch; copying fewer bytes takes no longer than pinning their memory."""
 
-AHEAD = 2
-"""Batches that the host may be ahead of the GPU; each of them takes memory there."""
+MAX_BATCHES_AHEAD = 2
+"""How far the host may be ahead of the GPU; each batch takes memory there."""
 
 
 class Prefetch:
     """Moves batches to a GPU from pinned memory, on a stream of their own.
 
-    The host issues the copy of a batch while the GPU still trains on the one before, so both happen at once. What
-    holds more than tensors and arrays goes the plain way.
+    The host issues the copy of a batch while the GPU still trains on the one before, so both happen at once. Small
+    batches, and those that hold more than tensors, arrays and plain values, are moved by `move`.
     """
 
     def __init__(self, move: Callable[[Any], Any], device: torch.device) -> None:
@@ -34,7 +34,7 @@ class Prefetch:
     def __call__(self, batch: Any) -> Any:
         """Return the batch on the device, to be used on the current stream."""
         size = host_bytes(batch)
-        if size is None or size < SMALLEST:
+        if size is None or size < MIN_BYTES:
             return self._move(batch)
         current = torch.cuda.current_stream(self._device)
         self._keep_pace(current)
@@ -54,9 +54,9 @@ class Prefetch:
         return sent
 
     def _keep_pace(self, current: torch.cuda.Stream) -> None:
-        """Wait if the GPU is far behind: what it has to do meanwhile lasts longer than this."""
+        """Wait if the GPU is too far behind. It has enough work meanwhile, so that it never waits itself."""
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # of torch
         done.record(current)
         self._issued.append(done)
-        if len(self._issued) > AHEAD:
+        if len(self._issued) > MAX_BATCHES_AHEAD:
             self._issued.popleft().synchronize()

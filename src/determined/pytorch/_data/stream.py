@@ -1,14 +1,13 @@
-"""Training batches without end, from the position that training has reached."""
+"""Endless training batches, from the position that training has reached."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sized
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
@@ -17,48 +16,28 @@ from determined.core import DistributedContext
 from determined.pytorch._data import rng
 from determined.pytorch._data.batch import digest
 from determined.pytorch._data.loader import DataLoader, batches_of
-from determined.pytorch._data.order import Grouping, Start, in_epoch, is_endless
+from determined.pytorch._data.order import Start, in_epoch, is_endless
 from determined.pytorch._data.workers import begin_pass
 from determined.pytorch._loop.progress import Epochs
 
 logger = logging.getLogger("determined.pytorch")
 
 
-class Stream(Protocol):
-    """Endless training data that can tell, and go to, its position."""
-
-    @property
-    def epochs(self) -> Epochs:
-        """Which batch belongs to which epoch; known for good once `load_state_dict` was called."""
-        ...
-
-    def open(self, batches_trained: int, seed: int) -> Callable[[], Any]:
-        """Go to the position after `batches_trained` batches and return the function that gets the next one."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what finding the position needs beyond the number of batches."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any], batches_trained: int) -> None:
-        """Take over what `state_dict` gave after so many batches; before `open`."""
-        ...
-
-
 class IndexedStream:
-    """Data with indices: the position is computed, also when another number of ranks goes on."""
+    """Training data with indices: the position is computed, also for another number of ranks than before."""
 
     def __init__(self, loader: DataLoader, ranks: DistributedContext) -> None:
         self._loader = loader
         self._ranks = ranks
         self._shares = unequal_batch_sizes(loader, ranks)
+        self._grouping = loader.grouping(self._shares, repeat=True)
         self._start = Start()
         self._since = 0
         self._make()  # refuses data of which no batch can be made
 
     @property
     def epochs(self) -> Epochs:
-        """Which batch belongs to which epoch."""
+        """Which batch belongs to which epoch; final once `load_state_dict` was called."""
         if self._grouping is None:
             return Epochs(length=length_of(self._make()))
         whole = self._grouping.batches()
@@ -66,16 +45,19 @@ class IndexedStream:
         return Epochs(length=whole, ranks=self._stride, since=self._since, passed=passed)
 
     def open(self, batches_trained: int, seed: int) -> Callable[[], Any]:
-        """Return the function that gets the next batch."""
+        """Go to the position after `batches_trained` batches and return the function that gets the next one."""
         return batches_of(self._make(seed=seed, skip=batches_trained - self._since)).__next__
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where these ranks began, and how they split the data: with the number of batches it says it all."""
+        """Return where these ranks began and how they split the data; the number of batches gives the position."""
         position = {"since": self._since, "epoch": self._start.epoch, "items": self._start.items}
         return {**position, "ranks": self._stride, "group": self._grouping.group} if self._grouping else {}
 
     def load_state_dict(self, state: dict[str, Any], batches_trained: int) -> None:
-        """Go on where those ranks had come to; if they split the data otherwise, count from there."""
+        """Continue from what `state_dict` returned after `batches_trained` batches. Call it before `open`.
+
+        If those ranks split the data otherwise, the position they reached becomes the start.
+        """
         if self._grouping is None or "group" not in state:  # one process, from the first batch on
             return
         self._start, self._since = Start(state["epoch"], state["items"]), state["since"]
@@ -84,16 +66,9 @@ class IndexedStream:
             trained = (batches_trained - self._since) * state["ranks"]
             self._start, self._since = before.after(self._start, trained), batches_trained
 
-    @functools.cached_property
-    def _grouping(self) -> Grouping | None:
-        grouping = self._loader.grouping
-        if grouping is None or self._shares is None:
-            return grouping
-        return Grouping(grouping.items, sum(self._shares), drop_last=True)
-
     @property
     def _stride(self) -> int:
-        """Batches of the loader that a batch of all ranks takes."""
+        """The number of the loader's batches in one batch of all ranks."""
         return self._ranks.size if self._shares is None else 1
 
     def _make(self, seed: int | None = None, skip: int = 0) -> Any:
@@ -109,65 +84,73 @@ class IndexedStream:
 
 
 class PassStream:
-    """Data that only it itself knows: iterated pass after pass.
+    """Training data without indices: each rank iterates its loader pass after pass.
 
-    If the loader or its data set has `state_dict` and `load_state_dict`, the position is theirs. Otherwise it
-    is found again by reading past the batches of the pass that were trained. `len()` says where a pass ends,
-    until a pass ends elsewhere. A loader that begins after `begins_at` batches by itself is not skipped further.
+    If the loader or its data set has `state_dict` and `load_state_dict`, these hold the position. Otherwise it is found
+    by reading past the batches of the pass that were trained. `len()` gives the length of a pass, until a pass ends
+    elsewhere. An epoch ends for all ranks where it ends for the one with the fewest batches. A loader that begins after
+    `begins_at` batches by itself, since its program asked where to begin, is not skipped further.
     """
 
-    def __init__(self, loader: Any, begins_at: int = 0) -> None:
+    def __init__(self, loader: Any, ranks: DistributedContext, begins_at: int = 0) -> None:
         self._loader = loader
-        self.begins_at = begins_at
-        """Batches that the loader leaves out by itself, since its program asked where to begin."""
-        self._keeper = _position_keeper(loader)
+        self._ranks = ranks
+        self._begins_at = begins_at
+        self._stateful = _stateful_part(loader)
         self._restored = False
         self._in_pass = 0
         self._passes = 0
         self._contradiction: int | None = None  # batches of the first pass that did not end at the length
-        self.epochs = Epochs(length=length_of(loader))
-        if self.epochs.length == 0:
+        self._length = length_of(loader)
+        if self._length == 0:
             raise ValueError(
                 f"The training data loader has no batches: the length of {loader!r} is 0. Give it more data or a "
                 "smaller batch size."
             )
+        lengths = ranks.allgather(self._length)
+        known = [length for length in lengths if length is not None]
+        self.epochs = Epochs(length=min(known) if len(known) == len(lengths) else None)
 
     def open(self, batches_trained: int, seed: int) -> Callable[[], Any]:
-        """Go to the position and return the function that gets the next batch."""
+        """Go to the position after `batches_trained` batches and return the function that gets the next one."""
         if batches_trained and not self._restored:
-            length = self.epochs.length
+            length = self._length
             self._passes, self._in_pass = divmod(batches_trained, length) if length else (0, batches_trained)
         batches = self._endless(seed)
-        if self._keeper and self._restored:
-            return batches.__next__
-        if self.begins_at:
-            self._say_where_it_begins(batches_trained)
-            return batches.__next__
-        if self._is_at_end_of_pass(seed):
-            self._passes, self._in_pass = self._passes + 1, 0
-        self._read_past(batches)
-        return batches.__next__
+        if self._stateful and self._restored:
+            pass  # it is at its position
+        elif self._begins_at:
+            self._warn_of_begin(batches_trained)
+        else:
+            if self._is_at_end_of_pass(seed):
+                self._passes, self._in_pass = self._passes + 1, 0
+            self._read_past(batches)
+        return (batches if self._ranks.size == 1 else self._compared(batches)).__next__
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position within the pass, and the data's own state if it can tell it."""
-        own = {"loader": self._keeper.state_dict()} if self._keeper else {}
-        wrong = {} if self._contradiction is None else {"contradiction": self._contradiction}
-        return {"passes": self._passes, "in_pass": self._in_pass, **wrong, **own}
+        """Return this rank's position within the pass, and the data's own state if it has one."""
+        state = {"passes": self._passes, "in_pass": self._in_pass}
+        if self._contradiction is not None:
+            state["contradiction"] = self._contradiction
+        if self._ranks.size > 1:
+            state["ranks"] = self._ranks.size
+        return {**state, "loader": self._stateful.state_dict()} if self._stateful else state
 
     def load_state_dict(self, state: dict[str, Any], batches_trained: int) -> None:
-        """Take over a position."""
-        if "in_pass" not in state:
-            return
-        self._passes, self._in_pass = state["passes"], state["in_pass"]
-        self._contradiction = state.get("contradiction")
-        self._restored = True
-        if self._keeper and "loader" in state:
-            self._keeper.load_state_dict(state["loader"])
-
-    def begin_anew(self) -> None:
-        """Begin a pass, whatever was trained before."""
-        self._restored = True
-        self._passes = self._in_pass = 0
+        """Continue from this rank's position if as many ranks as now saved theirs. Call it before `open`."""
+        if self._ranks.size > 1 and state.get("ranks") != self._ranks.size and not self._begins_at:
+            logger.warning(
+                "The checkpoint was saved by %s processes, and %d go on: data that each rank iterates by itself cannot "
+                "be split again in the middle of a pass, so each rank begins a new pass.",
+                state.get("ranks", 1),
+                self._ranks.size,
+            )
+            self._restored, self._passes, self._in_pass = True, 0, 0
+        elif "in_pass" in state:
+            self._restored, self._passes, self._in_pass = True, state["passes"], state["in_pass"]
+            self._contradiction = state.get("contradiction")
+            if self._stateful and "loader" in state:
+                self._stateful.load_state_dict(state["loader"])
 
     def _endless(self, seed: int) -> Iterator[Any]:
         while True:
@@ -179,29 +162,29 @@ class PassStream:
             if not count and not self._in_pass:
                 raise ValueError(
                     "The training data loader yielded no batch in a whole pass; check that its data set is not empty "
-                    "and that it starts anew whenever it is iterated."
+                    "and that it starts again whenever it is iterated."
                 )
-            if self._in_pass != self.epochs.length:
-                self._note_wrong_length()
+            if self._in_pass != self._length:
+                self._warn_of_length()
             self._in_pass = 0
             self._passes += 1
 
-    def _note_wrong_length(self) -> None:
-        if self.epochs.length is None or self._contradiction is not None:
-            return
-        self._contradiction = self._in_pass
-        logger.warning(
-            "A pass over the training data had %d batches, but its length, len(%s), is %d. Epochs are counted by the "
-            "length, so they begin in the middle of a pass now. Give the loader or its data set a __len__ that is "
-            "right, or none and use pytorch.Batch for lengths and periods.",
-            self._in_pass,
-            type(self._loader).__name__,
-            self.epochs.length,
-        )
+    def _pass(self, seed: int) -> Iterator[Any]:
+        """Iterate over the loader once, in an order of seed and pass alone if torch's generators decide it."""
+        with self._seeded(seed, begin_pass(self._loader, self._passes)):
+            batches = iter(self._loader)
+            # Samplers draw when the first batch is asked for. Data that keeps its position may be past that.
+            first = [] if self._stateful else list(itertools.islice(batches, 1))
+        return itertools.chain(first, batches)
+
+    @contextlib.contextmanager
+    def _seeded(self, seed: int, epoch: int) -> Iterator[None]:
+        with rng.seeded(rng.derive(seed, self._passes)), in_epoch(self._loader, epoch):
+            yield
 
     def _is_at_end_of_pass(self, seed: int) -> bool:
-        """Say whether nothing is left of the pass, without reading data: by indices if there are any, else by `len`."""
-        if self._in_pass != self.epochs.length or self._contradiction is not None:
+        """Return whether nothing is left of the pass, by indices or else by `len`, without reading data."""
+        if self._in_pass != self._length or self._contradiction is not None:
             return False
         if not isinstance(self._loader, TorchDataLoader) or isinstance(self._loader.dataset, IterableDataset):
             return True
@@ -210,35 +193,6 @@ class PassStream:
             return False
         with self._seeded(seed, self._passes):
             return sum(1 for _ in itertools.islice(indices, self._in_pass + 1)) == self._in_pass
-
-    def _pass(self, seed: int) -> Iterator[Any]:
-        """Iterate over the loader once, in an order of seed and pass alone if torch's generators decide it."""
-        with self._seeded(seed, begin_pass(self._loader, self._passes)):
-            batches = iter(self._loader)
-            # Samplers draw when the first batch is asked for. Data that keeps its position may be past that.
-            first = [] if self._keeper else list(itertools.islice(batches, 1))
-        return itertools.chain(first, batches)
-
-    @contextlib.contextmanager
-    def _seeded(self, seed: int, epoch: int) -> Iterator[None]:
-        with rng.seeded(rng.derive(seed, self._passes)), in_epoch(self._loader, epoch):
-            yield
-
-    def _say_where_it_begins(self, batches_trained: int) -> None:
-        logger.warning(
-            "The training data loader is taken to begin after %d batches by itself, since the program called "
-            "context.get_initial_batch() before it was built: no batches are skipped for it. If it begins at its first "
-            "batch, return a pytorch.DataLoader, or call get_initial_batch() only in train_batch.",
-            self.begins_at,
-        )
-        if self.begins_at != batches_trained:
-            logger.warning(
-                "Training goes on after %d batches, but the program was told %d: the trial's __init__ cannot know what "
-                "fit(latest_checkpoint=...) is given, so call context.get_initial_batch() in "
-                "build_training_data_loader().",
-                batches_trained,
-                self.begins_at,
-            )
 
     def _read_past(self, batches: Iterator[Any]) -> None:
         if behind := self._in_pass:
@@ -252,26 +206,9 @@ class PassStream:
             for _ in range(behind):
                 next(batches)
 
-
-class RankStream:
-    """Data that each rank iterates by itself, watched for ranks that train on the same.
-
-    An epoch ends for all ranks where it ends for the one with the fewest batches.
-    """
-
-    def __init__(self, own: PassStream, ranks: DistributedContext) -> None:
-        self._own = own
-        self._ranks = ranks
-        lengths = ranks.allgather(own.epochs.length)
-        known = [length for length in lengths if length is not None]
-        self.epochs = Epochs(length=min(known) if len(known) == len(lengths) else None)
-
-    def open(self, batches_trained: int, seed: int) -> Callable[[], Any]:
-        """Go to the position and return the function that gets the next batch."""
-        return self._watched(self._own.open(batches_trained, seed)).__next__
-
-    def _watched(self, fetch: Callable[[], Any]) -> Iterator[Any]:
-        first = fetch()
+    def _compared(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches; warn if all ranks begin with the same one."""
+        first = next(batches)
         digests = self._ranks.allgather(digest(first))
         if digests[0] is not None and len(set(digests)) == 1 and self._ranks.is_chief:
             logger.warning(
@@ -282,39 +219,50 @@ class RankStream:
                 self._ranks.size,
             )
         yield first
-        while True:
-            yield fetch()
+        yield from batches
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return this rank's position."""
-        return {**self._own.state_dict(), "ranks": self._ranks.size}
-
-    def load_state_dict(self, state: dict[str, Any], batches_trained: int) -> None:
-        """Take over this rank's position, if as many ranks as now left theirs."""
-        if state.get("ranks") == self._ranks.size or self._own.begins_at:
-            self._own.load_state_dict(state, batches_trained)
+    def _warn_of_length(self) -> None:
+        if self._length is None or self._contradiction is not None:
             return
+        self._contradiction = self._in_pass
         logger.warning(
-            "The checkpoint was saved by %s processes, and %d go on: data that each rank iterates by itself cannot be "
-            "split anew in the middle of a pass, so each rank begins a new pass.",
-            state.get("ranks", 1),
-            self._ranks.size,
+            "A pass over the training data had %d batches, but its length, len(%s), is %d. Epochs are counted by the "
+            "length, so they begin in the middle of a pass now. Give the loader or its data set a __len__ that is "
+            "right, or none and use pytorch.Batch for lengths and periods.",
+            self._in_pass,
+            type(self._loader).__name__,
+            self._length,
         )
-        self._own.begin_anew()
+
+    def _warn_of_begin(self, batches_trained: int) -> None:
+        logger.warning(
+            "The training data loader is taken to begin after %d batches by itself, since the program called "
+            "context.get_initial_batch() before it was built: no batches are skipped for it. If it begins at its first "
+            "batch, return a pytorch.DataLoader, or call get_initial_batch() only in train_batch.",
+            self._begins_at,
+        )
+        if self._begins_at != batches_trained:
+            logger.warning(
+                "Training goes on after %d batches, but the program was told %d: the trial's __init__ cannot know what "
+                "fit(latest_checkpoint=...) is given, so call context.get_initial_batch() in "
+                "build_training_data_loader().",
+                batches_trained,
+                self._begins_at,
+            )
+
+
+Stream = IndexedStream | PassStream
+"""Endless training data that knows its position."""
 
 
 def stream_of(loader: Any, ranks: DistributedContext, seed: int, begins_at: int = 0) -> Stream:
-    """Return the training stream over what `build_training_data_loader` gave. All ranks must call this.
+    """Return the training stream over what `build_training_data_loader` returned. All ranks must call this.
 
-    A loader of another maker begins after `begins_at` batches by itself, if its program asked where to begin.
+    A loader that is not ours begins after `begins_at` batches by itself, if its program asked where to begin.
     """
-    if isinstance(loader, DataLoader) and not loader.is_iterable:
-        return IndexedStream(loader, ranks)
-    if isinstance(loader, DataLoader):
-        own = PassStream(loader.get_data_loader(seed=seed))
-    else:
-        own = PassStream(loader, begins_at)
-    return own if ranks.size == 1 else RankStream(own, ranks)
+    if not isinstance(loader, DataLoader):
+        return PassStream(loader, ranks, begins_at)
+    return PassStream(loader.get_data_loader(seed=seed), ranks) if loader.is_iterable else IndexedStream(loader, ranks)
 
 
 def validation_loader(loader: DataLoader, ranks: DistributedContext | None, seed: int) -> Any:
@@ -333,8 +281,8 @@ def unequal_batch_sizes(loader: DataLoader, ranks: DistributedContext) -> list[i
     return sizes if len(set(sizes)) > 1 and all(sizes) else None
 
 
-def _position_keeper(loader: Any) -> Any:
-    """Return the loader or its data set if it keeps its position, else None."""
+def _stateful_part(loader: Any) -> Any:
+    """Return the loader or its data set if it saves and loads its position, else None."""
     # Copies of the data set in worker processes move on by themselves; the one here does not.
     candidates = [loader] if getattr(loader, "num_workers", 0) else [loader, getattr(loader, "dataset", None)]
     for candidate in candidates:
@@ -344,7 +292,7 @@ def _position_keeper(loader: Any) -> Any:
 
 
 def length_of(loader: Any) -> int | None:
-    """Return the number of batches a pass, or None if the loader has no length."""
+    """Return the number of batches in a pass, or None if the loader has no length."""
     try:
         return len(loader) if isinstance(loader, Sized) else None
     except TypeError:  # torch loaders have the method even where their data has no length

@@ -1,4 +1,4 @@
-"""What happens in the worker processes of data loaders: their random numbers, their end, their errors."""
+"""Worker processes of data loaders: their random numbers, their end, their errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import dataclasses
 import multiprocessing
 import multiprocessing.queues
 import os
-import random
 import signal
 import sys
 import threading
@@ -15,8 +14,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
@@ -26,14 +23,14 @@ from determined.pytorch._data import rng
 from determined.pytorch._data.order import BatchKey
 
 SHARED_MEMORY = "/dev/shm"
-"""Where workers put the batches that the training process gets from them."""
+"""Where workers put their batches for the training process."""
 
-# What torch says in the training process when there is no room in shared memory.
+# Parts of torch's messages in the training process when shared memory is full.
 _NO_SHARED_MEMORY = ("shared memory(shm)", "killed by signal: Bus error", "unable to write to file </torch")
 
 
 class _InWorkers:
-    """Stands for a data set of the user's in loader workers; all attributes but its own are those of the user's."""
+    """Wraps the user's data set for loader workers; other attributes than its own are those of the data set."""
 
     # Names that no data set has itself.
     _keyed_dataset: Any
@@ -66,7 +63,7 @@ class KeyedDataset(_InWorkers, Dataset[Any]):
 
     def __getitems__(self, indices: list[Any]) -> Any:
         if isinstance(indices, BatchKey) and get_worker_info() is not None:
-            _seed_worker(rng.derive(self._keyed_seed, *indices.key))
+            rng.seed_all(rng.derive(self._keyed_seed, *indices.key))
         if callable(fetch := getattr(self._keyed_dataset, "__getitems__", None)):
             return fetch(indices)
         return [self._keyed_dataset[i] for i in indices]
@@ -84,14 +81,14 @@ class KeyedIterable(_InWorkers, IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if (worker := get_worker_info()) is not None:
-            _seed_worker(rng.derive(self._keyed_seed, self._keyed_pass or 0, worker.id))
+            rng.seed_all(rng.derive(self._keyed_seed, self._keyed_pass or 0, worker.id))
         if self._keyed_pass is not None:
             self._keyed_pass += 1
         return iter(self._keyed_dataset)
 
 
 def begin_pass(loader: Any, number: int) -> int:
-    """Let workers that start now begin with this pass; returns the pass that decides the seed torch gives them."""
+    """Let workers that start now begin with pass `number`. Return the pass that decides the seed torch gives them."""
     dataset = getattr(loader, "dataset", None)
     if not isinstance(dataset, KeyedIterable):
         return number
@@ -99,18 +96,12 @@ def begin_pass(loader: Any, number: int) -> int:
     return 0  # given once for all passes, so it must not tell where the process began
 
 
-def _seed_worker(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """What a loader worker does first.
+    """Prepares a loader worker, then calls the `worker_init_fn` of the user.
 
-    It leaves signals that would reach it too to the training process, ends when that ends, however that is, and
-    lets it know of batches that cannot be sent.
+    The worker leaves signals to the training process, ends when that ends, however it ends, and reports batches that
+    cannot be sent.
     """
 
     init_fn: Callable[[int], None] | None
@@ -127,7 +118,7 @@ class WorkerStart:
 
 
 def _end_with(training: Any) -> None:
-    """End this worker, whatever it is doing, when the training process ends."""
+    """End this worker when the training process ends."""
     if sys.platform == "linux" and os.getppid() == training.pid:
         end_with_parent(training.pid)
     else:  # started by a fork server, which outlives the training as long as it has children
@@ -140,7 +131,7 @@ def _exit_after(training: Any) -> None:
 
 
 def prepare_workers(loader: Any) -> Any:
-    """Return the loader, whose workers will begin with `WorkerStart` if torch starts them."""
+    """Return the loader with `WorkerStart` as its `worker_init_fn`, if it is torch's and has workers."""
     starts_workers = isinstance(loader, TorchDataLoader) and loader.num_workers
     if starts_workers and not isinstance(loader.worker_init_fn, WorkerStart):
         loader.worker_init_fn = WorkerStart(loader.worker_init_fn)
@@ -148,10 +139,7 @@ def prepare_workers(loader: Any) -> Any:
 
 
 def _send_error(queue: Any, error: Exception, item: Any) -> None:
-    """Send the error instead of a batch that cannot be sent.
-
-    Otherwise the training process would wait for that batch without end: a queue only prints such an error.
-    """
+    """Send the error instead of a batch that cannot be sent. A queue would only print it, and training would wait."""
     number = item[0] if isinstance(item, tuple) and len(item) == 2 else None
     if isinstance(number, int):
         details = type(error), error, error.__traceback__

@@ -1,11 +1,11 @@
-"""Say when a metric stops being a finite number, or is none."""
+"""Warnings for metrics that are not finite, or not numbers."""
 
 from __future__ import annotations
 
 import logging
 import math
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
@@ -15,48 +15,47 @@ logger = logging.getLogger("determined.pytorch")
 
 
 class FiniteWatch:
-    """Warns once for each metric that becomes NaN or infinite, and for each that is no number, with the batch."""
+    """Warns once for each metric that becomes NaN or infinite, and for each that is not a number, with the batch."""
 
     def __init__(self, is_chief: bool) -> None:
         self._warn = logger.warning if is_chief else logger.debug  # all ranks have the same metrics
-        self._told: set[str] = set()
-        self._told_no_number: set[str] = set()
+        self._warned_not_finite: set[str] = set()
+        self._warned_no_number: set[str] = set()
 
-    def look_at_batches(self, batches: BatchColumns, last_batch: int) -> None:
-        """Look at the training metrics of the batches that end with number `last_batch`."""
+    def check_batches(self, batches: BatchColumns, last_batch: int) -> None:
+        """Check the training metrics of the batches up to number `last_batch`."""
         first = last_batch - len(batches) + 1
         for name, values in batches.columns.items():
-            if name in self._told or _are_finite(values):
+            # The sum takes a fraction of the time of a check of each value.
+            if name in self._warned_not_finite or (are_floats(values) and math.isfinite(sum(values))):
                 continue
             bad = next((i for i, value in enumerate(values) if _is_bad(value)), None)
             if bad is not None:
-                self._tell("training", name, values[bad], first + bad)
+                self._warn_not_finite("training", name, values[bad], first + bad)
 
     def recordable(self, kind: str, metrics: Mapping[str, Any], batch: int) -> dict[str, Any]:
-        """Return the metrics of a validation, or of a window of training, as they are recorded: None for no number.
+        """Check the metrics of a validation or a window of training. Return them with None for what is not a number.
 
-        Reducers of the user's own may also give arrays, lists and mappings of numbers.
+        The user's reducers may also return arrays, lists and mappings of numbers.
         """
         for name, value in metrics.items():
-            if name not in self._told and _is_bad(value):
-                self._tell(kind, name, value, batch)
-            elif name not in self._told_no_number and not _holds_numbers(value):
-                self._tell_no_number(kind, name, value, batch)
+            if name not in self._warned_not_finite and _is_bad(value):
+                self._warn_not_finite(kind, name, value, batch)
+            elif name not in self._warned_no_number and not _holds_numbers(value):
+                self._warned_no_number.add(name)
+                self._warn(
+                    "The %s metric %r is not a number at batch %d: %s. It is recorded as None, and training goes on; "
+                    "return numbers, or lists or arrays of numbers that keep their shape. Later cases are not "
+                    "announced.",
+                    kind,
+                    name,
+                    batch,
+                    reprlib.repr(value),
+                )
         return {name: value if _holds_numbers(value) else None for name, value in metrics.items()}
 
-    def _tell_no_number(self, kind: str, name: str, value: Any, batch: int) -> None:
-        self._told_no_number.add(name)
-        self._warn(
-            "The %s metric %r is not a number at batch %d: %s. It is recorded as None, and training goes on; return "
-            "numbers, or lists or arrays of numbers that keep their shape. Later cases are not announced.",
-            kind,
-            name,
-            batch,
-            reprlib.repr(value),
-        )
-
-    def _tell(self, kind: str, name: str, value: float, batch: int) -> None:
-        self._told.add(name)
+    def _warn_not_finite(self, kind: str, name: str, value: float, batch: int) -> None:
+        self._warned_not_finite.add(name)
         self._warn(
             "The %s metric %r is %s at batch %d; it is recorded as such, and training goes on. Later ones of this "
             "metric are not announced.",
@@ -65,11 +64,6 @@ class FiniteWatch:
             value,
             batch,
         )
-
-
-def _are_finite(values: Sequence[Any]) -> bool:
-    """Say whether a sum, which takes a fraction of the time of a look at each, shows that all values are finite."""
-    return are_floats(values) and math.isfinite(sum(values))
 
 
 def _is_bad(value: Any) -> bool:

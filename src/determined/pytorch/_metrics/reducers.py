@@ -1,4 +1,4 @@
-"""Metrics over many batches and ranks, by named reducers or by the user's own."""
+"""Metrics over many batches and ranks, by named reducers or the user's own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import itertools
 import logging
 import math
 import sys
+import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
@@ -23,6 +24,9 @@ from determined.errors import MisuseError
 from determined.pytorch._data.tree import map_plain
 
 logger = logging.getLogger("determined.pytorch")
+
+
+_PLAIN_TYPES = frozenset({bool, int, float, complex, str, bytes, types.NoneType})
 
 
 class Reducer(enum.Enum):
@@ -75,19 +79,17 @@ class FunctionReducer(MetricReducer):
 
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
         """Call the function with the values of all ranks, in the order of the batches, if there are any."""
-        rounds = itertools.zip_longest(*per_slot_metrics, fillvalue=_NOTHING)
-        values = [value for values in rounds for value in values if value is not _NOTHING]
+        by_batch = itertools.chain(*itertools.zip_longest(*per_slot_metrics, fillvalue=NO_RESULT))
+        values = [value for value in by_batch if value is not NO_RESULT]
         return self._function(values) if values else NO_RESULT
 
 
-_NOTHING = object()
-
 NO_RESULT: Any = object()
-"""What a reducer gives that got no values on any rank, where that can be told."""
+"""The result of a reducer that got no values on any rank, where that is known."""
 
 
-def gathered(reducer: MetricReducer) -> dict[str, Any]:
-    """Return what a reducer holds: by its own `state_dict` if it has one, else its attributes that are plain data."""
+def _state_of(reducer: MetricReducer) -> dict[str, Any]:
+    """Return what a reducer holds: its `state_dict` if it has one, else its attributes that are plain data."""
     if isinstance(reducer, TorchMetricsReducer):
         return {"members": [dict(m.metric_state) | {"_update_count": m._update_count} for m in reducer.members]}
     if callable(state_dict := getattr(reducer, "state_dict", None)):
@@ -95,8 +97,8 @@ def gathered(reducer: MetricReducer) -> dict[str, Any]:
     return {"attributes": {name: value for name, value in vars(reducer).items() if is_plain(value)}}
 
 
-def regain(reducer: MetricReducer, saved: Mapping[str, Any]) -> None:
-    """Give a reducer back what `gathered` returned."""
+def _restore(reducer: MetricReducer, saved: Mapping[str, Any]) -> None:
+    """Restore what `_state_of` returned."""
     if "members" in saved and isinstance(reducer, TorchMetricsReducer):
         for member, state in zip(reducer.members, saved["members"], strict=True):
             for name, value in state.items():
@@ -108,17 +110,14 @@ def regain(reducer: MetricReducer, saved: Mapping[str, Any]) -> None:
 
 
 def is_plain(value: Any) -> bool:
-    """Say whether a value is data alone, as a checkpoint can hold it: numbers, strings, tensors, arrays, containers."""
+    """Return whether a value is plain data: numbers, strings, tensors, arrays, and plain containers of such."""
     if type(value) is dict:
         return all(is_plain(key) and is_plain(one) for key, one in value.items())
     if type(value) in (list, tuple, set):
         return all(map(is_plain, value))
     if isinstance(value, np.ndarray):
         return value.dtype.kind in "biufc"
-    return value is None or type(value) in _PLAIN_TYPES or isinstance(value, np.generic | Tensor)
-
-
-_PLAIN_TYPES = (bool, int, float, complex, str, bytes)
+    return type(value) in _PLAIN_TYPES or isinstance(value, np.generic | Tensor)
 
 
 class TorchMetricsReducer(MetricReducer):
@@ -144,7 +143,7 @@ class TorchMetricsReducer(MetricReducer):
         self.metric.reset()
 
     def per_slot_reduce(self) -> Any:
-        """Return the computed metric; None if nothing was added since the reset."""
+        """Return the computed metric; None if no rank has added something since the reset."""
         if not self.is_updated_somewhere:
             return None
         with warnings.catch_warnings():  # of a rank that has added nothing, such as one without validation batches
@@ -153,12 +152,7 @@ class TorchMetricsReducer(MetricReducer):
 
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
         """Return the metric, the same on all ranks."""
-        value = per_slot_metrics[0]
-        if not self.is_updated_somewhere:
-            return NO_RESULT
-        if isinstance(value, Mapping):
-            return {name: _as_number(part) for name, part in value.items()}
-        return _as_number(value)
+        return per_slot_metrics[0] if self.is_updated_somewhere else NO_RESULT
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -169,7 +163,7 @@ class _Wrapped:
     for_validation: bool
 
     def clashes_with(self, other: _Wrapped) -> bool:
-        """Say whether both would report under one name."""
+        """Return whether both would report under one name."""
         together = (self.for_training and other.for_training) or (self.for_validation and other.for_validation)
         return self.name is not None and self.name == other.name and together
 
@@ -189,13 +183,15 @@ class ReducerSet:
 
     def wrap(self, reducer: Any, name: str | None, for_training: bool, for_validation: bool) -> Any:
         """Add a reducer, function or torchmetrics metric; return what the trial updates."""
-        self._check_new(reducer, name)
-        as_reducer, handle = _adapted(reducer)
-        wrapped = _Wrapped(as_reducer, name, for_training, for_validation)
+        if name is not None and not isinstance(name, str):
+            raise MisuseError(f"wrap_reducer(name={name!r}): the name of a metric is a str.")
+        if any(w.reducer is reducer or getattr(w.reducer, "metric", None) is reducer for w in self._wrapped):
+            raise MisuseError(f"wrap_reducer({reducer!r}): this reducer is wrapped already; wrap each one once.")
+        wrapped = _Wrapped(_adapted(reducer), name, for_training, for_validation)
         if any(wrapped.clashes_with(other) for other in self._wrapped):
             raise MisuseError(f"wrap_reducer(name={name!r}): another reducer reports by this name; use another name.")
         self._wrapped.append(wrapped)
-        return handle
+        return reducer if isinstance(wrapped.reducer, TorchMetricsReducer) else wrapped.reducer
 
     def reset(self) -> None:
         """Reset all reducers."""
@@ -209,14 +205,14 @@ class ReducerSet:
         return self.combined(self._distributed.allgather(self.gathered(for_training)), for_training)
 
     def gathered(self, for_training: bool) -> list[Any]:
-        """Return what this rank has for `combined`."""
+        """Return this rank's results, for `combined`. All ranks must call this."""
         chosen = self._chosen(for_training)
-        self._even_out([wrapped.reducer for wrapped in chosen])
+        self._agree_on_updates([wrapped.reducer for wrapped in chosen])
         mine = [_guarded(wrapped, "per_slot_reduce", wrapped.reducer.per_slot_reduce) for wrapped in chosen]
         return mine if self._distributed.size == 1 else to_cpu(mine)
 
     def combined(self, per_rank: Sequence[list[Any]], for_training: bool) -> dict[str, Any]:
-        """Return the metrics of the reducers from what `gathered` returned on each rank."""
+        """Return the metrics of the reducers from the results of `gathered` on each rank."""
         metrics: dict[str, Any] = {}
         for position, wrapped in enumerate(self._chosen(for_training)):
             parts = [values[position] for values in per_rank]
@@ -242,7 +238,7 @@ class ReducerSet:
     def _chosen(self, for_training: bool) -> list[_Wrapped]:
         return [w for w in self._wrapped if (w.for_training if for_training else w.for_validation)]
 
-    def _even_out(self, reducers: Sequence[MetricReducer]) -> None:
+    def _agree_on_updates(self, reducers: Sequence[MetricReducer]) -> None:
         """Let metrics that combine ranks by themselves do so on all ranks or on none."""
         own = [reducer for reducer in reducers if isinstance(reducer, TorchMetricsReducer)]
         if not own:
@@ -253,39 +249,27 @@ class ReducerSet:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what each reducer has gathered, as far as it is plain data."""
-        return {"gathered": [gathered(wrapped.reducer) for wrapped in self._wrapped]}
+        return {"gathered": [_state_of(wrapped.reducer) for wrapped in self._wrapped]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give the reducers back what they had gathered; another set of reducers starts anew."""
+        """Restore what the reducers had gathered; another number of reducers starts empty."""
         if len(state["gathered"]) == len(self._wrapped):
             for wrapped, values in zip(self._wrapped, state["gathered"], strict=True):
-                regain(wrapped.reducer, values)
-
-    def _check_new(self, reducer: Any, name: str | None) -> None:
-        if name is not None and not isinstance(name, str):
-            raise MisuseError(f"wrap_reducer(name={name!r}): the name of a metric is a str.")
-        if any(w.reducer is reducer or getattr(w.reducer, "metric", None) is reducer for w in self._wrapped):
-            raise MisuseError(f"wrap_reducer({reducer!r}): this reducer is wrapped already; wrap each one once.")
+                _restore(wrapped.reducer, values)
 
 
-def _adapted(reducer: Any) -> tuple[MetricReducer, Any]:
-    """Return (reducer, what the user updates)."""
+def _adapted(reducer: Any) -> MetricReducer:
     if isinstance(reducer, MetricReducer):
-        return reducer, reducer
-    if _is_torchmetrics(reducer):
-        return TorchMetricsReducer(reducer), reducer
+        return reducer
+    torchmetrics = sys.modules.get("torchmetrics")  # who has such an object has imported it
+    if torchmetrics and isinstance(reducer, (torchmetrics.Metric, torchmetrics.MetricCollection)):
+        return TorchMetricsReducer(reducer)
     if isinstance(reducer, type) or not callable(reducer):
         raise MisuseError(
             f"wrap_reducer({reducer!r}): pass a function, an instance of pytorch.MetricReducer, or a "
             "torchmetrics metric."
         )
-    as_reducer = FunctionReducer(reducer)
-    return as_reducer, as_reducer
-
-
-def _is_torchmetrics(reducer: Any) -> bool:
-    torchmetrics = sys.modules.get("torchmetrics")  # who has such an object has imported it
-    return torchmetrics is not None and isinstance(reducer, (torchmetrics.Metric, torchmetrics.MetricCollection))
+    return FunctionReducer(reducer)
 
 
 def _guarded(wrapped: _Wrapped, method: str, call: Callable[..., Any], *args: Any) -> Any:
@@ -321,7 +305,7 @@ def _as_number(value: Any) -> Any:
 
 
 def to_cpu(value: Any) -> Any:
-    """Return nested values with their tensors on the CPU, so that another rank can take them."""
+    """Return nested values with their tensors on the CPU, so that they can be sent to another rank."""
     if isinstance(value, Tensor):
         return value.detach().cpu()
     return map_plain(lambda _, one: to_cpu(one), value)
@@ -336,9 +320,9 @@ def mean(numbers: Sequence[Any]) -> float:
 
 
 def reduced(values: Sequence[Any], reducer: Reducer) -> Any:
-    """Return one number for the values that a metric has in batches, or the list of them where there is none.
+    """Return one number for the values of a metric in batches.
 
-    Of lists and arrays all elements count. There is no number for other values, nor for shapes that change.
+    All elements of lists and arrays count. Returns the list of values if they are not numbers, or if shapes differ.
     """
     if reducer is Reducer.AVG and (are_floats(values) or all(isinstance(value, Real) for value in values)):
         return mean(values)

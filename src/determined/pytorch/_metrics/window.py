@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from determined.core.metrics import MISSING, BatchColumns, are_floats, as_array, mean_of
+from determined.pytorch._data.tree import leaves, map_leaves
 from determined.pytorch._metrics.reducers import Reducer, is_plain, mean, reduced
 
 
@@ -58,7 +59,7 @@ class MetricWindow:
         return {"count": self._count, "values": values, "present": present}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the batches of `state_dict`."""
+        """Continue with the batches that `state_dict` returned."""
         self._count = state["count"]
         for name, values in state["values"].items():
             marks = state["present"][name]
@@ -88,14 +89,10 @@ def hold(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, (list, tuple)):
-        return [_hold_inner(one) for one in value]
+        return [None if one is None else hold(one) for one in value]
     if isinstance(value, Mapping):
-        return {key: _hold_inner(one) for key, one in value.items()}
+        return {key: None if one is None else hold(one) for key, one in value.items()}
     return value
-
-
-def _hold_inner(value: Any) -> Any:
-    return None if value is None else hold(value)
 
 
 def hold_on_device(tensor: Tensor) -> _Held:
@@ -109,97 +106,85 @@ def hold_on_device(tensor: Tensor) -> _Held:
 
 
 class _Held:
-    """A tensor on a device, and the version in which it was reported."""
+    """A tensor on a device, the version in which it was reported, and its value once it was read."""
 
-    __slots__ = ("tensor", "version")
+    __slots__ = ("tensor", "value", "version")
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
         self.version = tensor._version
+        self.value: Any = None
 
 
 def _read(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
     """Return columns of held metrics as numbers and arrays, moved from each device in one transfer."""
-    held: dict[torch.device, list[_Place]] = {}
+    by_device: dict[torch.device, list[_Held]] = {}
     for name, column in columns.items():
-        places = [] if are_floats(column) else list(_held_in(column))
-        _warn_of_changes(name, places)
-        for container, key in places:
-            held.setdefault(container[key].tensor.device, []).append((container, key))
-    for places in held.values():
-        _read_device(places)
-    return {name: _plain_column(column) for name, column in columns.items()}
+        unread = [held for held in _held_in(column) if held.value is None]
+        if any(held.tensor._version != held.version for held in unread):
+            warnings.warn(
+                f"The metric {name!r} was changed in place after it was returned, so some of its reported values are "
+                "those of a later batch; return a copy, such as value.clone().",
+                stacklevel=2,
+            )
+        for held in unread:
+            by_device.setdefault(held.tensor.device, []).append(held)
+    for unread in by_device.values():
+        _read_device(unread)
+    return {name: _values_of(column) for name, column in columns.items()}
 
 
-_Place = tuple[Any, Any]
-"""A list or dict, and the index or key of a held tensor in it."""
+def _held_in(column: list[Any]) -> list[_Held]:
+    kinds = {*map(type, column)}
+    if kinds == {float}:
+        return []
+    return column if kinds == {_Held} else [one for one in leaves(column) if type(one) is _Held]
 
 
-def _held_in(container: list[Any] | dict[Any, Any]) -> Iterator[_Place]:
-    """Give the places of all held tensors, those in nested lists and dicts as well."""
-    for key, value in container.items() if isinstance(container, dict) else enumerate(container):
-        if type(value) is _Held:
-            yield container, key
-        elif type(value) in (list, dict):
-            yield from _held_in(value)
-
-
-def _warn_of_changes(name: str, places: Sequence[_Place]) -> None:
-    if any(container[key].tensor._version != container[key].version for container, key in places):
-        warnings.warn(
-            f"The metric {name!r} was changed in place after it was returned, so some of its reported values are "
-            "those of a later batch; return a copy, such as value.clone().",
-            stacklevel=2,
-        )
-
-
-def _read_device(places: Sequence[_Place]) -> None:
-    """Replace held tensors of one device by their values, all in one transfer."""
-    tensors = [container[key].tensor for container, key in places]
+def _read_device(unread: Sequence[_Held]) -> None:
+    """Read the values of tensors on one device, all in one transfer."""
+    tensors = [held.tensor for held in unread]
     if len({tensor.dtype for tensor in tensors}) > 1:  # counts must not be rounded to the format of a loss
         tensors = [tensor.double() for tensor in tensors]
     if not any(tensor.dim() for tensor in tensors):  # nearly always; the other way takes a while for each batch
-        for (container, key), value in zip(places, torch.stack(tensors).tolist(), strict=True):
-            container[key] = value
-        return
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).double().cpu()
-    start = 0
-    for (container, key), tensor in zip(places, tensors, strict=True):
-        end = start + tensor.numel()
-        part = flat[start:end]
-        container[key] = part.item() if tensor.numel() == 1 else part.reshape(tensor.shape).numpy()
-        start = end
+        values = torch.stack(tensors).tolist()
+    else:
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).double().cpu()
+        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+        arrays = [part.reshape(tensor.shape).numpy() for part, tensor in zip(parts, tensors, strict=True)]
+        values = [array.item() if array.size == 1 else array for array in arrays]
+    for held, value in zip(unread, values, strict=True):
+        held.value = value
 
 
-def _plain_column(column: list[Any]) -> list[Any]:
-    if are_floats(column):
+def _values_of(column: list[Any]) -> list[Any]:
+    kinds = {*map(type, column)}
+    if kinds == {float}:
         return column
-    return [_plain(value) for value in column]
+    values: list[Any] = [held.value for held in column] if kinds == {_Held} else map_leaves(_value_of, column)
+    return values
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.float().numpy() if value.dtype == torch.bfloat16 else value.numpy()
-    if isinstance(value, (np.generic, np.ndarray)) and value.size == 1:
-        return value.item()
-    if type(value) is list:
-        return [_plain(one) for one in value]
-    if type(value) is dict:
-        return {key: _plain(one) for key, one in value.items()}
-    return value
+def _value_of(metric: Any) -> Any:
+    if type(metric) is _Held:
+        return metric.value
+    if isinstance(metric, Tensor):
+        return metric.float().numpy() if metric.dtype == torch.bfloat16 else metric.numpy()
+    is_number = isinstance(metric, (np.generic, np.ndarray)) and metric.size == 1
+    return metric.item() if is_number else metric
 
 
 def plain_data(batches: BatchColumns) -> BatchColumns:
-    """Return batches that another process and a checkpoint can take: the names of their types instead of objects."""
+    """Return batches that can be pickled and saved: with the names of their types in place of objects."""
+
+    def plain(value: Any) -> Any:
+        return value if value is MISSING or is_plain(value) else f"<{type(value).__name__}>"
+
     columns = {
-        name: column if are_floats(column) else [_plain_or_type(value) for value in column]
+        name: column if are_floats(column) else [plain(value) for value in column]
         for name, column in batches.columns.items()
     }
     return BatchColumns(columns, len(batches))
-
-
-def _plain_or_type(value: Any) -> Any:
-    return value if value is MISSING or is_plain(value) else f"<{type(value).__name__}>"
 
 
 def _as_dict(metrics: Any) -> dict[str, Any]:
@@ -213,7 +198,7 @@ def _as_dict(metrics: Any) -> dict[str, Any]:
 
 
 def averaged_over_ranks(parts: Sequence[BatchColumns]) -> BatchColumns:
-    """Return one batch for each that all ranks trained together, with the mean of every metric; None without one."""
+    """Return one batch for each that all ranks trained together, with the mean of every metric or None."""
     merged = BatchColumns.interleaved(parts)
     size, count = len(parts), max(map(len, parts), default=0)
     if len(merged) != size * count:  # a rank has fewer, as after a resume by another number of ranks
@@ -239,7 +224,7 @@ def _average_of_ranks(values: Sequence[Any]) -> Any:
 
 
 def averages(batches: BatchColumns) -> dict[str, Any]:
-    """Return the mean of every metric over the batches that have it; the list of its values where there is none."""
+    """Return the mean of every metric over the batches that have it, or the list of its values if it has no mean."""
     return {name: reduced(values, Reducer.AVG) for name, values in present_values(batches).items()}
 
 

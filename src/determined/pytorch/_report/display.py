@@ -1,4 +1,4 @@
-"""What a person sees of a run: a progress bar in a terminal, lines elsewhere."""
+"""The display of a run: a progress bar in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,14 +23,12 @@ if TYPE_CHECKING:
 SWITCH = "DET_PROGRESS"
 """Environment variable: 0 for lines also in a terminal, 1 for a bar also elsewhere."""
 
-
-_LONGEST_NAME = 60
+MAX_NAME_LENGTH = 60
+MAX_METRICS = 8
 
 
 class _Output:
-    """Text output that training outlives: a character that it has no code for is replaced, and once it is broken
-    nothing more is written.
-    """
+    """A text stream that never fails: characters it cannot encode are replaced, and a broken stream is left alone."""
 
     def __init__(self, output: TextIO) -> None:
         self._output = output
@@ -38,46 +36,48 @@ class _Output:
         self.encoding: str = getattr(output, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
-        """Say whether a person looks at it; what cannot tell is no terminal."""
+        """Return whether the stream is a terminal; False if that is unknown."""
         try:
             return self._output.isatty()
         except (AttributeError, OSError, ValueError):
             return False
 
     def write(self, text: str) -> None:
-        """Write as much of the text as can be written."""
-        try:
-            self._attempt(self._output.write, text)
-        except UnicodeEncodeError:
-            self._attempt(self._output.write, text.encode(self.encoding, "replace").decode(self.encoding))
+        """Write the text."""
+        self._attempt(self._write, text)
 
     def flush(self) -> None:
-        """Hand on what was written, if it has to be asked for that."""
+        """Flush the stream, if it can be flushed."""
         self._attempt(getattr(self._output, "flush", lambda: None))
 
-    def _attempt(self, action: Callable[..., Any], *arguments: Any) -> None:
+    def _write(self, text: str) -> None:
+        try:
+            self._output.write(text)
+        except UnicodeEncodeError:
+            self._output.write(text.encode(self.encoding, "replace").decode(self.encoding))
+
+    def _attempt(self, action: Callable[..., None], *arguments: str) -> None:
         if self._broken:
             return
         try:
             action(*arguments)
-        except UnicodeEncodeError:
-            raise
         except (OSError, ValueError):  # a pipe that nobody reads, a full disk, a closed file
             self._broken = True
 
 
 class _Meter:
-    """How fast training goes, by the time spent on training alone."""
+    """The throughput of training, by the time spent on training alone."""
 
-    def __init__(self, length_of: Callable[[Any], int | None]) -> None:
+    def __init__(self, length_of: Callable[[Any], int | None], ranks: int) -> None:
         self._length_of = length_of
-        self._usual_length = 0
+        self._ranks = ranks
         self._since = time.monotonic()
         self._seconds = 0.0
         self._batches = 0
         self._samples = 0
+        self._usual_length = 0
         self.rate = ""
-        """The throughput of the last window, in words."""
+        """The throughput of the last window, with its unit."""
 
     def trained(self, last_batch: Any, count: int) -> None:
         """Count batches, all but the last of the usual length."""
@@ -93,26 +93,27 @@ class _Meter:
         self._since = time.monotonic()
 
     def end_window(self) -> None:
-        """Work out the rate of what was counted, and count anew."""
+        """Compute the rate of the window and begin the next."""
         if self._seconds > 0:
-            count, unit = (self._samples, "samples") if self._samples else (self._batches, "batches")
-            self.rate = f"{_short(count / self._seconds)} {unit}/s"
+            count, unit = (self._samples * self._ranks, "samples") if self._samples else (self._batches, "batches")
+            rate = count / self._seconds
+            self.rate = f"{rate:,.0f} {unit}/s" if rate >= 100 else f"{rate:.3g} {unit}/s"
         self._seconds, self._batches, self._samples = 0.0, 0, 0
         self.pause()
 
 
 class Display:
-    """Keeps what there is to see; the base of those that show it, and by itself silent."""
+    """Keeps what is to be shown, and shows nothing itself: the display of ranks other than the chief."""
 
-    def __init__(self, progress: Progress, plan: Plan, length_of: Callable[[Any], int | None]) -> None:
+    def __init__(self, progress: Progress, plan: Plan, length_of: Callable[[Any], int | None], ranks: int) -> None:
         self._progress = progress
         self._total = plan.total_batches
         self._epochs = plan.epochs
-        self._meter = _Meter(length_of)
+        self._meter = _Meter(length_of, ranks)
         self._metrics: Mapping[str, Any] = {}
         self._validation: Mapping[str, Any] = {}
         self._checkpoint = ""
-        self._stage = "training"
+        self._is_validating = False
 
     def __enter__(self) -> Display:
         return self
@@ -121,69 +122,63 @@ class Display:
         pass
 
     def trained(self, last_batch: Any, count: int) -> None:
-        """Take note of batches that were trained since the last call here."""
+        """Count the batches that were trained since the last call."""
         self._meter.trained(last_batch, count)
 
     def reported(self, metrics: Mapping[str, Any]) -> None:
         """Show the averages of a window."""
         self._metrics = metrics
         self._meter.end_window()
+        self._log(f"{_formatted(metrics)} | {self._meter.rate}")
 
     def validating(self) -> None:
         """Show that a validation has begun."""
-        self._stage = "validating"
+        self._is_validating = True
 
     def validated(self, metrics: Mapping[str, Any]) -> None:
         """Show the metrics of a validation."""
         self._validation = metrics
-        self._stage = "training"
+        self._is_validating = False
         self._meter.pause()
+        self._log(f"validation | {_formatted(metrics)}")
 
     def saved(self, uuid: str) -> None:
         """Show that a checkpoint was saved."""
         self._checkpoint = uuid
         self._meter.pause()
+        self._log(f"saved checkpoint {uuid}")
 
     def say(self, line: str) -> None:
         """Show a line that stays."""
 
+    def _log(self, text: str) -> None:
+        """Show what happened at this position, where that is not shown otherwise."""
+
     def _position(self) -> str:
-        place = f"batch {self._progress.batches_trained}/{self._total}"
+        position = f"batch {self._progress.batches_trained}/{self._total}"
         if self._epochs.length:
             done, total = self._epochs.done(self._progress.batches_trained), self._epochs.done(self._total)
-            place += f", epoch {done:.1f}/{total:.1f}"
-        return place
+            position += f", epoch {done:.1f}/{total:.1f}"
+        return position
 
 
 class Lines(Display):
-    """Plain lines, one a report."""
+    """Plain lines, one for each report."""
 
     def __init__(self, *args: Any, output: _Output) -> None:
         super().__init__(*args)
         self._output = output
 
-    def reported(self, metrics: Mapping[str, Any]) -> None:
-        """Print the averages of a window."""
-        super().reported(metrics)
-        self.say(f"{self._position()} | {_told(metrics)} | {self._meter.rate}")
-
-    def validated(self, metrics: Mapping[str, Any]) -> None:
-        """Print the metrics of a validation."""
-        super().validated(metrics)
-        self.say(f"{self._position()} | validation | {_told(metrics)}")
-
-    def saved(self, uuid: str) -> None:
-        """Print the id of a checkpoint."""
-        super().saved(uuid)
-        self.say(f"{self._position()} | saved checkpoint {uuid}")
-
     def say(self, line: str) -> None:
         """Print a line with the time of day."""
         print(f"{time.strftime('%H:%M:%S')} {plain(line)}", file=self._output, flush=True)  # its purpose
 
+    def _log(self, text: str) -> None:
+        self.say(f"{self._position()} | {text}")
+
 
 class Bar(Display):
-    """A live progress bar, refreshed by its own thread: the loop pays nothing for it between reports."""
+    """A live progress bar, refreshed by its own thread, so that it costs the loop nothing between reports."""
 
     def __init__(self, *args: Any, output: _Output) -> None:
         super().__init__(*args)
@@ -216,16 +211,13 @@ class Bar(Display):
         self._bar.update(self._progress.batches_trained)
         first = Table.grid(padding=(0, 1))
         first.add_row(self._bar, Text(self._position(), "bold"), Text(self._left(), "cyan"), Text(self._meter.rate))
-        rows: list[RenderableType] = [first]
-        for label, text in self._facts():
-            rows.append(Text.assemble((f"{label:>10} ", "dim"), text))
-        return Group(*rows)
-
-    def _facts(self) -> list[tuple[str, str]]:
-        facts = [("training", _told(self._metrics)), ("validation", _told(self._validation))]
-        if self._stage != "training":
-            facts[1] = ("validation", "running")
-        return [(label, text) for label, text in (*facts, ("checkpoint", self._checkpoint)) if text]
+        rows = {
+            "training": _formatted(self._metrics),
+            "validation": "running" if self._is_validating else _formatted(self._validation),
+            "checkpoint": self._checkpoint,
+        }
+        texts = (Text.assemble((f"{label:>10} ", "dim"), text) for label, text in rows.items() if text)
+        return Group(first, *texts)
 
     def _left(self) -> str:
         done = self._progress.batches_trained - self._began_at
@@ -240,26 +232,21 @@ class Bar(Display):
 def display_for(
     ranks: DistributedContext, progress: Progress, plan: Plan, length_of: Callable[[Any], int | None]
 ) -> Display:
-    """Return the display for where the output goes; only the chief shows anything, and of all ranks."""
-
-    def length_of_all(batch: Any) -> int | None:
-        own = length_of(batch)
-        return None if own is None else own * ranks.size
-
-    arguments = (progress, plan, length_of if ranks.size == 1 else length_of_all)
-    if not ranks.is_chief or sys.stdout is None:  # programs without a terminal, as those of pythonw, have none
+    """Return the display for this process's output. Only the chief shows anything: the throughput of all ranks."""
+    arguments = (progress, plan, length_of, ranks.size)
+    if not ranks.is_chief or sys.stdout is None:  # as in programs of pythonw
         return Display(*arguments)
     output = _Output(sys.stdout)
     switch = os.environ.get(SWITCH)
     wants_bar = output.isatty() if switch not in ("0", "1") else switch == "1"
     try:
         return Bar(*arguments, output=output) if wants_bar else Lines(*arguments, output=output)
-    except ImportError:  # without rich there are lines
+    except ImportError:  # rich is not installed
         return Lines(*arguments, output=output)
 
 
 def continue_command(uuid: str) -> str:
-    """Return the shell command that goes on with this program from a checkpoint."""
+    """Return the shell command that continues this program from a checkpoint."""
     setting = f"DET_LATEST_CHECKPOINT={uuid}"
     if launched := os.environ.get("DET_LAUNCH_COMMAND"):  # by our own launcher
         return f"{setting} {launched}"
@@ -271,12 +258,8 @@ def continue_command(uuid: str) -> str:
     return shlex.join(["env", setting, *command]).removeprefix("env ")
 
 
-def _told(metrics: Mapping[str, Any]) -> str:
+def _formatted(metrics: Mapping[str, Any]) -> str:
     numbers = [(name, value) for name, value in metrics.items() if isinstance(value, Real)]
-    shown = [(plain(name, _LONGEST_NAME), value) for name, value in numbers if name not in ("batches", "epochs")]
-    told = [f"{name} {as_float(value):.4g}" for name, value in shown]
-    return ", ".join(told[:8]) + (", ..." if len(told) > 8 else "")
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    shown = [(plain(name, MAX_NAME_LENGTH), value) for name, value in numbers if name not in ("batches", "epochs")]
+    parts = [f"{name} {as_float(value):.4g}" for name, value in shown[:MAX_METRICS]]
+    return ", ".join(parts) + (", ..." if len(shown) > MAX_METRICS else "")

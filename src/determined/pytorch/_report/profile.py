@@ -1,4 +1,4 @@
-"""Where the time goes: torch's profiler over the run, and timings of the loop's stages."""
+"""Timings of the loop's stages, and torch's profiler over the run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ STAGES = {
     "validation": "validation",
     "checkpoint": "checkpoints",
 }
-"""What the loop does, by the names under which its times are recorded, and in a word."""
+"""The stages of the loop: the names under which their times are recorded, and the words of the summary."""
 
-_MUCH_WAITING = 0.3
+MAX_DATA_SHARE = 0.3
+"""The share of the time spent on waiting for data from which the summary advises faster loading."""
 
 
 class TorchProfiler:
@@ -38,7 +39,7 @@ class TorchProfiler:
 
     @contextmanager
     def running(self) -> Iterator[Callable[[], None]]:
-        """Profile for as long as the block lasts; gives the function to call after each batch."""
+        """Profile inside the block; yields the function to call after each batch."""
         write = torch.profiler.tensorboard_trace_handler(str(self._folder()))
         with torch.profiler.profile(*self._args, **{"on_trace_ready": write, **self._kwargs}) as profiler:
             yield profiler.step
@@ -46,7 +47,7 @@ class TorchProfiler:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilerSettings:
-    """What `Trainer.configure_profiler` was told."""
+    """The arguments of `Trainer.configure_profiler`."""
 
     sync_timings: bool = True
     enabled: bool = False
@@ -68,39 +69,32 @@ class ProfilerSettings:
 
 
 class Timings:
-    """System metrics and times of the loop's stages, between two batches of the run."""
+    """Measures system metrics and the times of the loop's stages, between two batches of the run."""
 
     def __init__(self, settings: ProfilerSettings, profiler: core.ProfilerContext, device: torch.device) -> None:
-        self._settings = settings
+        self._enabled = settings.enabled
+        self._begin = settings.begin_on_batch
+        self._end = None if settings.end_after_batch is None else settings.end_after_batch + 1
         self._profiler = profiler
-        self._waits = settings.sync_timings and device.type == "cuda"
+        self._synchronizes = settings.sync_timings and device.type == "cuda"
         self._seconds: dict[str, list[float]] = {}
-        self._totals: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+        self._per_stage: dict[str, float] = dict.fromkeys(STAGES, 0.0)
         self._on = False
         self._since = 0.0
-        self._whole = 0.0
+        self._total = 0.0
 
     def next_change(self, batches_trained: int) -> int | None:
         """Return the number of batches at which timing next begins or ends."""
-        settings = self._settings
-        end = None if settings.end_after_batch is None else settings.end_after_batch + 1
-        changes = [b for b in (settings.begin_on_batch, end) if b is not None and b > batches_trained]
-        return min(changes) if settings.enabled and changes else None
+        later = [batch for batch in (self._begin, self._end) if batch is not None and batch > batches_trained]
+        return min(later) if self._enabled and later else None
 
-    def look(self, batches_trained: int) -> bool:
-        """Begin or end if it is time to, and say whether timing is on."""
-        settings = self._settings
-        last = settings.end_after_batch
-        wanted = (
-            settings.enabled
-            and settings.begin_on_batch <= batches_trained
-            and (last is None or batches_trained <= last)
-        )
-        if wanted != self._on:
-            (self._profiler.on if wanted else self._profiler.off)()
-            self._on = wanted
+    def check(self, batches_trained: int) -> None:
+        """Begin or end timing if it is time to."""
+        is_inside = self._begin <= batches_trained and (self._end is None or batches_trained < self._end)
+        if self._on != (self._enabled and is_inside):
+            self._on = not self._on
+            (self._profiler.on if self._on else self._profiler.off)()
             self._clock()
-        return self._on
 
     def timed(self, stage: str, function: F) -> F:
         """Return the function, timed if timing is on."""
@@ -121,25 +115,25 @@ class Timings:
         """Return the mean milliseconds of each stage since the last call."""
         means = {f"{stage}_ms": 1e3 * sum(s) / len(s) for stage, s in self._seconds.items() if s}
         for stage, seconds in self._seconds.items():
-            self._totals[stage] += sum(seconds)
+            self._per_stage[stage] += sum(seconds)
             seconds.clear()
         return means
 
     def summary(self) -> list[str]:
-        """Return in words where the time went while timing was on, and what to change; nothing if it never was."""
+        """Return lines that say where the time went while timing was on, and what to change; none if it never was."""
         self.take()
         self._clock()
-        if not self._whole:
+        if not self._total:
             return []
-        parts = {STAGES[stage]: seconds for stage, seconds in self._totals.items() if seconds}
-        parts["the rest"] = max(self._whole - sum(parts.values()), 0.0)
-        shares = ", ".join(f"{name} {seconds / self._whole:.0%}" for name, seconds in parts.items())
-        return [f"{self._whole:.1f} s went into: {shares}.", *self._advice()]
+        parts = {STAGES[stage]: seconds for stage, seconds in self._per_stage.items() if seconds}
+        parts["the rest"] = max(self._total - sum(parts.values()), 0.0)
+        shares = ", ".join(f"{name} {seconds / self._total:.0%}" for name, seconds in parts.items())
+        return [f"{self._total:.1f} s went into: {shares}.", *self._advice()]
 
     def _advice(self) -> list[str]:
-        data, training = self._totals["data_fetch"], self._totals["train_batch"]
+        data, training = self._per_stage["data_fetch"], self._per_stage["train_batch"]
         share = data / (data + training) if data else 0.0
-        if share < _MUCH_WAITING:
+        if share < MAX_DATA_SHARE:
             return []
         return [
             f"Training waits for data {share:.0%} of its time: give the training DataLoader more num_workers "
@@ -147,9 +141,9 @@ class Timings:
         ]
 
     def _clock(self) -> None:
-        """Add the time since the last call, if timing was on, to the whole."""
+        """Add the time since the last call to the total, if timing was on."""
         now = time.perf_counter()
-        self._whole += now - self._since if self._since else 0.0
+        self._total += now - self._since if self._since else 0.0
         self._since = now if self._on else 0.0
 
     def __enter__(self) -> Timings:
@@ -160,7 +154,7 @@ class Timings:
             self._profiler.off()
 
     def _now(self) -> float:
-        if self._waits:
+        if self._synchronizes:
             torch.cuda.synchronize()
         return time.perf_counter()
 

@@ -57,7 +57,7 @@ class Reporter:
 
     def begin_stretch(self) -> Timed:
         """Begin or end to measure times if it is time to, and return `timed`; before each stretch of batches."""
-        self._timings.look(self._progress.batches_trained)
+        self._timings.check(self._progress.batches_trained)
         if self._compiles:
             self._display.say("The first batch compiles the models, which can take minutes.")
             self._began = time.monotonic()
@@ -74,7 +74,7 @@ class Reporter:
         """Report the metrics of the batches in a window and empty it; `keep` them for a window that is not complete."""
         batches, averaged = self._over_ranks(window.peek() if keep else window.take())
         done, train = self._progress.batches_trained, self._services.train
-        self._watch.look_at_batches(batches, done)
+        self._watch.check_batches(batches, done)
         averaged = self._watch.recordable("training", averaged, done)
         metrics = self.with_position(averaged)
         self._services.steps_completed = done

@@ -17,7 +17,7 @@ from determined.pytorch._accelerate.cuda_graphs.optimizers import CapturableOpti
 from determined.pytorch._accelerate.cuda_graphs.verify import Verification
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data.batch import host_bytes
-from determined.pytorch._data.prefetch import SMALLEST
+from determined.pytorch._data.prefetch import MIN_BYTES
 from determined.pytorch._experimental import GraphOptions
 from determined.pytorch._optim.precision import parameters_of
 
@@ -120,7 +120,7 @@ class GraphedTraining:
         def moved(batch: Any) -> Any:
             self._form = form_of(batch)
             size = host_bytes(batch)
-            if self._graphs and size is not None and size < SMALLEST and self._key() in self._graphs:
+            if self._graphs and size is not None and size < MIN_BYTES and self._key() in self._graphs:
                 return batch
             return move(batch)
 
