@@ -77,12 +77,10 @@ class RepeatSampler(_OverSampler[T]):
 
 
 class RepeatBatchSampler(RepeatSampler[list[T]]):
-    """The batches of `batch_sampler`, pass after pass, endlessly.
+    """The batches of `batch_sampler`, pass after pass, endlessly; see `RepeatSampler`.
 
-        >>> list(itertools.islice(RepeatBatchSampler([[0, 1], [2]]), 3))
-        [[0, 1], [2], [0, 1]]
-
-    See `RepeatSampler`.
+    >>> list(itertools.islice(RepeatBatchSampler([[0, 1], [2]]), 3))
+    [[0, 1], [2], [0, 1]]
     """
 
     def __init__(self, batch_sampler: Iterable[list[T]]) -> None:
@@ -111,12 +109,10 @@ class DistributedSampler(_OverSampler[T]):
 
 
 class DistributedBatchSampler(DistributedSampler[list[T]]):
-    """The batches of `batch_sampler` that belong to `rank`.
+    """The batches of `batch_sampler` that belong to `rank`; see `DistributedSampler`.
 
-        >>> list(DistributedBatchSampler([[0, 1], [2, 3], [4]], num_workers=2, rank=0))
-        [[0, 1], [4]]
-
-    See `DistributedSampler`.
+    >>> list(DistributedBatchSampler([[0, 1], [2, 3], [4]], num_workers=2, rank=0))
+    [[0, 1], [4]]
     """
 
     def __init__(self, batch_sampler: Iterable[list[T]], num_workers: int, rank: int) -> None:
@@ -144,12 +140,10 @@ class SkipSampler(_OverSampler[T]):
 
 
 class SkipBatchSampler(SkipSampler[list[T]]):
-    """The batches of `batch_sampler` without the first `skip` ones.
+    """The batches of `batch_sampler` without the first `skip` ones; see `SkipSampler`.
 
-        >>> list(SkipBatchSampler([[0, 1], [2, 3], [4]], skip=2))
-        [[4]]
-
-    See `SkipSampler`.
+    >>> list(SkipBatchSampler([[0, 1], [2, 3], [4]], skip=2))
+    [[4]]
     """
 
     def __init__(self, batch_sampler: Iterable[list[T]], skip: int) -> None:
@@ -228,11 +222,7 @@ class ReproducibleShuffleBatchSampler(ReproducibleShuffleSampler[list[T]]):
 
 
 def adapt_batch_sampler(
-    batch_sampler: Iterable[list[T]],
-    repeat: bool = False,
-    skip: int = 0,
-    num_replicas: int = 1,
-    rank: int = 0,
+    batch_sampler: Iterable[list[T]], repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0
 ) -> Iterable[list[T]]:
     """Return the batches that one rank trains on: repeated, then sharded, then skipped.
 

@@ -84,13 +84,11 @@ def to_device(data: Any, device: torch.device | str | int, warned_types: set[typ
 def mover(device: torch.device, warned_types: set[type]) -> Callable[[Any], Any]:
     """Return `to_device` for one device, as a function of the batch alone."""
     move = functools.partial(_move, device=device, warned=warned_types)
-    return _unless_in_host_memory(move) if device.type == "cpu" else move
+    if device.type != "cpu":
+        return move
 
-
-def _unless_in_host_memory(move: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that returns a list or tuple of tensors in host memory as it is, and moves other data."""
-
-    def moved(batch: Any) -> Any:
+    def unless_in_host_memory(batch: Any) -> Any:
+        # A list or tuple of tensors that are all there needs no new one.
         if type(batch) is list or type(batch) is tuple:
             for value in batch:
                 if type(value) is not Tensor or not value.is_cpu:
@@ -99,7 +97,7 @@ def _unless_in_host_memory(move: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 return batch
         return move(batch)
 
-    return moved
+    return unless_in_host_memory
 
 
 def _move(data: Any, device: torch.device, warned: set[type]) -> Any:

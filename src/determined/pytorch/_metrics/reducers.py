@@ -16,6 +16,7 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from determined.core import DistributedContext
@@ -286,22 +287,22 @@ def _named(wrapped: _Wrapped, result: Any) -> dict[str, Any]:
                 f"The reducer {wrapped.title} returned the dict {result!r}, but has a name for a single value; "
                 "wrap it without a name to report a dict."
             )
-        return {wrapped.name: _as_number(result)}
+        return {wrapped.name: number_or_array(result)}
     if not isinstance(result, Mapping):
         raise MisuseError(
             f"The reducer {wrapped.title} returned {result!r}, but has no name; give wrap_reducer a name, "
             "or return a dict of metrics."
         )
-    return {name: _as_number(value) for name, value in result.items()}
+    return {name: number_or_array(value) for name, value in result.items()}
 
 
-def _as_number(value: Any) -> Any:
-    if hasattr(value, "detach"):
+def number_or_array(value: Any) -> Any:
+    """Return a tensor or array as a number if it has one element, else as an array; other values as they are."""
+    if isinstance(value, Tensor):
         value = value.detach().cpu()
-        return value.item() if value.numel() == 1 else value.numpy()
-    if isinstance(value, (np.generic, np.ndarray)) and value.size == 1:
-        return value.item()
-    return value
+        value = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
+    is_number = isinstance(value, (np.generic, np.ndarray)) and value.size == 1
+    return value.item() if is_number else value
 
 
 def to_cpu(value: Any) -> Any:

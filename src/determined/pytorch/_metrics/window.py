@@ -12,7 +12,7 @@ from torch import Tensor
 
 from determined.core.metrics import MISSING, BatchColumns, are_floats, as_array, mean_of
 from determined.pytorch._data.tree import leaves, map_leaves
-from determined.pytorch._metrics.reducers import Reducer, is_plain, mean, reduced
+from determined.pytorch._metrics.reducers import Reducer, is_plain, mean, number_or_array, reduced
 
 
 class MetricWindow:
@@ -166,12 +166,7 @@ def _values_of(column: list[Any]) -> list[Any]:
 
 
 def _value_of(metric: Any) -> Any:
-    if type(metric) is _Held:
-        return metric.value
-    if isinstance(metric, Tensor):
-        return metric.float().numpy() if metric.dtype == torch.bfloat16 else metric.numpy()
-    is_number = isinstance(metric, (np.generic, np.ndarray)) and metric.size == 1
-    return metric.item() if is_number else metric
+    return metric.value if type(metric) is _Held else number_or_array(metric)
 
 
 def plain_data(batches: BatchColumns) -> BatchColumns:
