@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+import forking
 from hosts import Hosts, connected
 
 # Read when torch, NumPy and their libraries are loaded, so set before any test module imports them;
@@ -65,21 +66,30 @@ def own_environment(
 @pytest.fixture
 def run_program(tmp_path: pathlib.Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a Python program in a process of its own, with the test's home folder."""
-    import determined
-
-    search = os.pathsep.join(map(str, (pathlib.Path(determined.__file__).parents[1], pathlib.Path(__file__).parent)))
 
     def run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-W", "always", "-c", program],
-            env={**os.environ, "PYTHONPATH": search, **variables},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        env = {**os.environ, "PYTHONPATH": _search_path(), **variables}
+        return forking.run(["-W", "always", "-c", program], env=env, cwd=tmp_path, capture_output=True, timeout=120)
 
     return run
+
+
+@pytest.fixture
+def run_in_new_interpreter(tmp_path: pathlib.Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a Python program as `run_program` does, in an interpreter that has imported nothing."""
+
+    def run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-W", "always", "-c", program]
+        env = {**os.environ, "PYTHONPATH": _search_path(), **variables}
+        return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+    return run
+
+
+def _search_path() -> str:
+    import determined
+
+    return os.pathsep.join(map(str, (pathlib.Path(determined.__file__).parents[1], pathlib.Path(__file__).parent)))
 
 
 @pytest.fixture

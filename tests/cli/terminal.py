@@ -9,25 +9,19 @@ import pathlib
 import re
 import select
 import struct
-import subprocess
-import sys
 import termios
 import time
 from collections.abc import Iterator
 
+import forking
+
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
-# Ctrl-C reaches those whose controlling terminal it is.
-_LAUNCH = """
-import fcntl, os, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.executable, [sys.executable, "-m", "determined.cli", *sys.argv[1:]])
-"""
 
 
 class Terminal:
     """A program in a pseudo-terminal, and all that it has drawn."""
 
-    def __init__(self, process: subprocess.Popen[bytes], master: int) -> None:
+    def __init__(self, process: forking.Process, master: int) -> None:
         self.process = process
         self.raw = ""
         self._master = master
@@ -78,18 +72,19 @@ def terminal(home: pathlib.Path, *arguments: object, rows: int = 30, columns: in
     # A readline somewhere above leaves the size of its own terminal behind, which would be believed.
     inherited = {name: value for name, value in os.environ.items() if name not in ("LINES", "COLUMNS")}
     environment = {**inherited, "DET_HOME": str(home), "TERM": "xterm", "PYTHONIOENCODING": "utf-8"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", _LAUNCH, *map(str, arguments)],
+    process = forking.start(
+        ["-m", "determined.cli", *map(str, arguments)],
         stdin=slave,
         stdout=slave,
         stderr=slave,
         env=environment,
-        start_new_session=True,
+        start_new_session=True,  # with the terminal as its own, so that Ctrl-C reaches it
     )
     os.close(slave)
     try:
         yield Terminal(process, master)
     finally:
-        process.kill()
-        process.wait(10)
+        with process:
+            process.kill()
+            process.wait(10)
         os.close(master)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+import forking
 from determined import tracking
 from determined._version import VERSION
 
@@ -303,8 +304,7 @@ def test_the_module_runs_as_a_program(finished: Any) -> None:
 
 
 def test_an_error_of_the_program_shows_no_traceback(home: pathlib.Path) -> None:
-    command = [sys.executable, "-m", "determined.cli", "trial", "describe", "7"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    result = forking.run(["-m", "determined.cli", "trial", "describe", "7"], capture_output=True, timeout=120)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("Error: there is no trial 7")
     assert result.stderr.count("\n") == 1
@@ -315,6 +315,6 @@ def test_output_survives_a_stream_that_cannot_show_it(
 ) -> None:
     start(name="Ziffern für Zoë").close()
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    command = [sys.executable, "-m", "determined.cli", "experiment", "list"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    command = ["-m", "determined.cli", "experiment", "list"]
+    result = forking.run(command, capture_output=True, timeout=120, check=True)
     assert r"f\xfcr" in result.stdout

@@ -6,12 +6,13 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 import tarfile
 from typing import Any
 
 import pytest
 from command_lab import CLASS_CONFIG, Lab
+
+import forking
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -231,9 +232,8 @@ def test_a_module_that_is_not_in_the_copy_fails_the_test(lab: Lab) -> None:
 
 def run(lab: Lab, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run `det` as a process of its own, whose output is what its children write too."""
-    command = [sys.executable, "-m", "determined.cli", *map(str, arguments)]
-    environment = {**os.environ, "DET_HOME": str(lab.home)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    command = ["-m", "determined.cli", *map(str, arguments)]
+    return forking.run(command, env={**os.environ, "DET_HOME": str(lab.home)}, capture_output=True, timeout=200)
 
 
 def test_a_script_is_tested_as_it_is(lab: Lab) -> None:

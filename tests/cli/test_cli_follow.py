@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
@@ -14,6 +12,8 @@ import pytest
 from command_lab import Lab
 from command_lab import lab as lab_in
 from terminal import terminal
+
+import forking
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -123,9 +123,9 @@ def test_the_view_shows_what_runs_before_what_waits_and_only_hyperparameters_tha
 
 
 def test_without_a_terminal_an_interrupt_detaches(held: Lab) -> None:
-    command = [sys.executable, "-m", "determined.cli", "e", "activate", "1", "-f"]
+    command = ["-m", "determined.cli", "e", "activate", "1", "-f"]
     environment = {**os.environ, "DET_HOME": str(held.home)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with forking.start(command, stdin=forking.DEVNULL, stdout=forking.PIPE, env=environment) as process:
         assert process.stdout is not None
         try:
             told = ""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pathlib
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+import forking
 from determined import core, storage, tracking
 
 Det = Callable[..., Any]
@@ -60,13 +59,15 @@ def test_what_is_in_order_stays(det: Det, store: storage.FolderStore, records: t
     store.verified(uuid)
 
 
+def holding(store: storage.FolderStore) -> forking.Process:
+    return forking.start(["-c", HOLDING, str(store.root)], stdin=forking.PIPE, stdout=forking.PIPE)
+
+
 def test_leftovers_of_dead_processes_go_and_those_of_living_ones_stay(det: Det, store: storage.FolderStore) -> None:
     store.root.mkdir(parents=True)
     (store.root / "dead.partial").mkdir()
     (store.root / "dead.partial" / "weights").write_text("half")
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDING, str(store.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as living:
+    with holding(store) as living:
         assert living.stdout is not None
         assert living.stdout.readline() == "staged\n"
         assert "1 half-written checkpoints cleared\n  dead.partial\n" in det("gc").stdout
@@ -87,8 +88,7 @@ def test_an_experiment_goes_whose_creation_was_killed_and_one_that_is_being_crea
 
 
 def test_leftover_of_a_process_that_was_killed_goes(det: Det, store: storage.FolderStore) -> None:
-    command = [sys.executable, "-c", HOLDING, str(store.root)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as killed:
+    with holding(store) as killed:
         assert killed.stdout is not None
         killed.stdout.readline()
         killed.kill()

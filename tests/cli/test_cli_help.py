@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import typer.main
 
+import forking
 from determined.cli._app import app
 
 Det = Callable[..., Any]
@@ -84,10 +85,8 @@ def completions(words: str, home: pathlib.Path) -> list[str]:
     """Return what a shell would offer for a line that ends in an unfinished word."""
     count = len(words.split(" ")) - 1
     variables = {"_DET_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(count), "DET_HOME": str(home)}
-    command = [sys.executable, "-m", "determined.cli"]
-    result = subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=120, check=True
-    )
+    command, environment = ["-m", "determined.cli"], {**os.environ, **variables}
+    result = forking.run(command, env=environment, capture_output=True, timeout=120, check=True)
     return result.stdout.split()
 
 

@@ -47,9 +47,9 @@ def without(*libraries: str) -> str:
     return BLOCK.format(libraries=libraries)
 
 
-def test_training_needs_none_of_the_side_libraries(run_program: Run, tmp_path: pathlib.Path) -> None:
+def test_training_needs_none_of_the_side_libraries(run_in_new_interpreter: Run, tmp_path: pathlib.Path) -> None:
     blocked = without("sqlalchemy", "psutil", "rich", "platformdirs", "tensorboard", "typer", "matplotlib")
-    done = run_program(blocked + TRAIN.format(profiling=False), DET_PROGRESS="1")
+    done = run_in_new_interpreter(blocked + TRAIN.format(profiling=False), DET_PROGRESS="1")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "ids 0 0" in lines
@@ -62,8 +62,8 @@ def test_training_needs_none_of_the_side_libraries(run_program: Run, tmp_path: p
     assert len(list((tmp_path / "det-home" / "checkpoints").iterdir())) == 1
 
 
-def test_run_that_is_not_recorded_says_so_once(run_program: Run) -> None:
-    done = run_program(without("sqlalchemy") + TRAIN.format(profiling=False))
+def test_run_that_is_not_recorded_says_so_once(run_in_new_interpreter: Run) -> None:
+    done = run_in_new_interpreter(without("sqlalchemy") + TRAIN.format(profiling=False))
     assert done.returncode == 0, done.stderr
     assert "ids 0 0" in done.stdout.splitlines()
     assert done.stderr.count("This run is not recorded") == 1
@@ -71,14 +71,14 @@ def test_run_that_is_not_recorded_says_so_once(run_program: Run) -> None:
 
 
 @pytest.mark.parametrize("library", ["sqlalchemy", "psutil"])
-def test_core_api_works_without(library: str, run_program: Run) -> None:
-    done = run_program(without(library) + CORE)
+def test_core_api_works_without(library: str, run_in_new_interpreter: Run) -> None:
+    done = run_in_new_interpreter(without(library) + CORE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["best None", "end"]
 
 
-def test_profiling_without_psutil_says_what_is_missing(run_program: Run) -> None:
-    done = run_program(without("psutil") + TRAIN.format(profiling=True))
+def test_profiling_without_psutil_says_what_is_missing(run_in_new_interpreter: Run) -> None:
+    done = run_in_new_interpreter(without("psutil") + TRAIN.format(profiling=True))
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("The profiler leaves out CPU, memory, disk and network") == 1
     assert "Traceback" not in done.stderr

@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import os
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import numpy.typing as npt
 import PIL.Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]  # has no types
 
+import forking
 from determined import tracking
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
@@ -20,8 +19,8 @@ EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
 def run_example(name: str, *arguments: str) -> str:
     """Run the example as a program of its own and return all that it printed."""
-    command = [sys.executable, str(EXAMPLES / name / "train.py"), *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    command = [str(EXAMPLES / name / "train.py"), *arguments]
+    done = forking.run(command, stdout=forking.PIPE, stderr=forking.STDOUT)
     assert done.returncode == 0, done.stdout
     return done.stdout
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import pathlib
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 
 import determined
+import forking
 
 TESTS = pathlib.Path(__file__).parents[1]
 SOURCES = pathlib.Path(determined.__file__).parents[1]
@@ -44,30 +42,25 @@ def script(project: pathlib.Path) -> Callable[[str], str]:
 
 
 @pytest.fixture
-def start(project: pathlib.Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start(project: pathlib.Path) -> Iterator[Callable[..., forking.Process]]:
     """Starts launchers as processes of their own, and ends them after the test."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[forking.Process] = []
 
-    def start(*words: str, **variables: str) -> subprocess.Popen[str]:
+    def start(*words: str, **variables: str) -> forking.Process:
         started.append(
-            subprocess.Popen(
-                [sys.executable, "-m", MODULE, *words],
+            forking.start(
+                ["-m", MODULE, *words],
                 env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
+                stdin=forking.DEVNULL,
+                stdout=forking.PIPE,
+                stderr=forking.STDOUT,
                 start_new_session=True,
-                preexec_fn=_heed_interrupts,
             )
         )
         return started[-1]
 
     yield start
     for process in started:
-        process.kill()  # after which its ranks end by themselves
-        process.communicate(timeout=60)
-
-
-def _heed_interrupts() -> None:
-    # A shell that started the tests in the background has told them to ignore these.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+        with process:
+            process.kill()  # after which its ranks end by themselves
+            process.communicate(timeout=60)

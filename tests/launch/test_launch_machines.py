@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import pathlib
 import socket
-import subprocess
 from collections.abc import Callable
 
 import pytest
 
+import forking
 from determined.launch.torch_distributed import main
 
 RUN = "import os; print('of', os.environ['WORLD_SIZE'], 'at', os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])"
@@ -30,7 +30,7 @@ def by_slurm(port: int, node: int) -> tuple[list[str], dict[str, str]]:
 def test_ranks_count_on_over_machines(
     meeting: Callable[[int, int], tuple[list[str], dict[str, str]]],
     script: Callable[[str], str],
-    start: Callable[..., subprocess.Popen[str]],
+    start: Callable[..., forking.Process],
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import subprocess
 from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import forking
 from determined.launch._keeper import Lines
 from determined.launch.torch_distributed import main
 
@@ -38,7 +38,7 @@ def test_every_line_names_its_rank_and_arguments_arrive_as_they_are(
 
 
 def test_long_lines_of_many_ranks_stay_whole_in_a_pipe(
-    script: Callable[[str], str], start: Callable[..., subprocess.Popen[str]]
+    script: Callable[[str], str], start: Callable[..., forking.Process]
 ) -> None:
     name = script("import os\nfor _ in range(9): os.write(1, os.environ['RANK'].encode() * 150_000 + b'\\n')")
     lines = start("--nproc-per-node", "3", "--", name).communicate(timeout=60)[0].splitlines()

@@ -6,7 +6,6 @@ import os
 import pathlib
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+import forking
 from determined import pytorch
 from trials import records, saved_at
 
-Start = Callable[..., subprocess.Popen[str]]
+Start = Callable[..., forking.Process]
 
 TRIAL = """
 import os
@@ -38,7 +38,7 @@ hyperparameters: {lr: 1e-3}
 """
 
 
-def read_until(process: subprocess.Popen[str], found: Callable[[list[str]], Any]) -> list[str]:
+def read_until(process: forking.Process, found: Callable[[list[str]], Any]) -> list[str]:
     """Return the lines that a launcher wrote until `found` says so."""
     lines: list[str] = []
     assert process.stdout is not None

@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 import determined
+import forking
 
 PROGRAMS = sorted(path.parent.name for path in pathlib.Path(__file__).parent.glob("*/train.py"))
 
@@ -45,13 +44,12 @@ def test_program_whose_config_asks_for_many_slots_is_tested_on_one(program: path
 def run(folder: pathlib.Path, *arguments: str) -> str:
     """Run Python in the program's folder, which must succeed, and return what it printed."""
     source = pathlib.Path(determined.__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, *arguments],
+    done = forking.run(
+        arguments,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(source)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        stdout=forking.PIPE,
+        stderr=forking.STDOUT,
         timeout=240,
     )
     assert done.returncode == 0, done.stdout

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import forking
 from determined import storage
 from determined.pytorch import Batch
 from trials import LineTrial, assert_same, fit, records, saved_at, state_in
@@ -65,12 +66,7 @@ def environment(**more: str) -> dict[str, str]:
 def test_two_processes_can_resume_one_checkpoint_at_once() -> None:
     fit(max_length=Batch(2))
     (first,) = (one.uuid for one in records().checkpoints())
-    programs = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, "6", first], env=environment(), stdin=subprocess.PIPE, text=True
-        )
-        for _ in range(2)
-    ]
+    programs = [forking.start(["-c", PROGRAM, "6", first], env=environment(), stdin=forking.PIPE) for _ in range(2)]
     for program in programs:
         assert program.stdin is not None
         program.stdin.close()
@@ -88,7 +84,7 @@ def test_latest_ignores_a_clock_that_stands_in_the_past() -> None:
     init = {"exp_conf": {"name": "shared"}}
     fit(init=init, max_length=Batch(2))
     past = environment(LD_PRELOAD=libraries[0], FAKETIME="-1d")
-    subprocess.run([sys.executable, "-c", PROGRAM, "4", "latest"], env=past, stdin=subprocess.DEVNULL, check=True)
+    forking.run(["-c", PROGRAM, "4", "latest"], env=past, check=True)
     assert fit(init=init, max_length=Batch(5), latest_checkpoint="latest").seen == [(0, 4)]
 
 

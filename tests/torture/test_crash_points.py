@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import subprocess
-import sys
-from collections.abc import Iterator
 
 import findings
 import pytest
-from forker import Ended, Forker
 from sweep import NEW, OLD, Call, Sweep, why_not
+from training import Ended
+from training import train as run_program
 
+import forking
 from determined import tracking
 
 PROGRAM = pathlib.Path(__file__).with_name("core_program.py")
@@ -26,19 +25,14 @@ NAMED = ("renamed", "committed", "recorded")
 """Points at which it is."""
 
 
-@pytest.fixture(scope="module")
-def forker() -> Iterator[Forker]:
-    with Forker() as forker:
-        yield forker
-
-
 @pytest.fixture
 def home() -> pathlib.Path:
     return pathlib.Path(os.environ["DET_HOME"])
 
 
-def train(forker: Forker, home: pathlib.Path, die_at: str = "") -> Ended:
-    return forker.run(ARGUMENTS, {"DET_HOME": str(home), "DET_DIE_AT": die_at}, home.with_suffix(".log"))
+def train(home: pathlib.Path, die_at: str = "") -> Ended:
+    environment = {"DET_HOME": str(home), "DET_DIE_AT": die_at}
+    return run_program(ARGUMENTS, environment, home.with_suffix(".log"))
 
 
 def digest(ended: Ended) -> str:
@@ -48,52 +42,50 @@ def digest(ended: Ended) -> str:
 
 
 @pytest.fixture(scope="module")
-def expected(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return digest(train(forker, tmp_path_factory.mktemp("reference") / "home"))
+def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return digest(train(tmp_path_factory.mktemp("reference") / "home"))
 
 
-def core_program(command: str, checkpoint_id: str, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(PROGRAM), command, checkpoint_id],
-        env={**os.environ, **environment},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+def core_program(command: str, checkpoint_id: str, **environment: str) -> forking.Process:
+    environment = {**os.environ, **environment}
+    return forking.start(
+        [str(PROGRAM), command, checkpoint_id], env=environment, stdin=forking.PIPE, stdout=forking.PIPE
     )
 
 
-def finish(process: subprocess.Popen[str]) -> int:
-    process.communicate(timeout=60)
-    return process.returncode
+def finish(process: forking.Process) -> int:
+    with process:
+        process.communicate(timeout=60)
+    return process.wait()
 
 
 @pytest.mark.parametrize("time", [1, 2])
 @pytest.mark.parametrize("point", [*STAGED, *NAMED])
 def test_training_that_dies_at_a_crash_point_goes_on_exactly(
-    point: str, time: int, forker: Forker, home: pathlib.Path, expected: str
+    point: str, time: int, home: pathlib.Path, expected: str
 ) -> None:
-    assert train(forker, home, f"{point}:{time}").was_killed
+    assert train(home, f"{point}:{time}").was_killed
     assert findings.unreadable(home) == []
     assert len(findings.leftovers(home)) == (point in STAGED)
     assert len(findings.store_of(home).ids()) == (time if point in NAMED else time - 1)
-    assert digest(train(forker, home)) == expected
+    assert digest(train(home)) == expected
     assert findings.leftovers(home) == []
 
 
-def test_checkpoint_that_died_before_it_was_recorded_is_gone_on_from(forker: Forker, home: pathlib.Path) -> None:
-    train(forker, home, "committed:2")
+def test_checkpoint_that_died_before_it_was_recorded_is_gone_on_from(home: pathlib.Path) -> None:
+    train(home, "committed:2")
     (unrecorded,) = set(findings.store_of(home).ids()) - {one.uuid for one in findings.checkpoints(home)}
-    train(forker, home)
+    train(home)
     assert tracking.Records(home / "tracking.db").trial(2).source_checkpoint == unrecorded
 
 
-def test_next_run_leaves_alone_what_a_living_process_saves(forker: Forker, home: pathlib.Path) -> None:
+def test_next_run_leaves_alone_what_a_living_process_saves(home: pathlib.Path) -> None:
     living = core_program("hold", NEW)
     assert living.stdout is not None
     assert living.stdout.readline() == "holding\n"
-    assert train(forker, home, "staged").was_killed
+    assert train(home, "staged").was_killed
     assert len(findings.leftovers(home)) == 2
-    assert train(forker, home).code == 0
+    assert train(home).code == 0
     assert findings.leftovers(home) == [f"{NEW}.partial"]
     assert finish(living) == 0
     assert findings.store_of(home).verified(NEW).is_dir()

@@ -23,7 +23,7 @@ from typing import Any
 
 import findings
 from course import DIGEST, Course, ending_with_a_checkpoint
-from forker import Ended, Forker
+from training import PROGRAM, Ended, train
 
 FAULT_POINTS = ("staged", "filled", "synced", "manifested", "renamed", "committed", "recorded")
 """Points of the commit of a checkpoint at which `DET_DIE_AT` makes a process kill itself."""
@@ -92,10 +92,7 @@ def say(text: str) -> None:
 class Torturer:
     """Runs of one setting, one after another."""
 
-    def __init__(
-        self, forker: Forker, folder: pathlib.Path, setting: Setting, training_seed: int, most_kills: int
-    ) -> None:
-        self._forker = forker
+    def __init__(self, folder: pathlib.Path, setting: Setting, training_seed: int, most_kills: int) -> None:
         self._folder = folder
         self._setting = setting
         self._most_kills = most_kills
@@ -148,7 +145,7 @@ class Torturer:
     def _run(self, home: pathlib.Path, die_at: str = "", stop_at: int = -1, **signal_at: Any) -> Ended:
         environment = {"DET_HOME": str(home), "DET_DIE_AT": die_at}
         arguments = [*self._arguments, f"--stop-at={stop_at}"]
-        return self._forker.run(arguments, environment, home.with_suffix(".log"), **signal_at)
+        return train(arguments, environment, home.with_suffix(".log"), **signal_at)
 
     def _check_after_kill(self, home: pathlib.Path, counts: Counts) -> None:
         for what, found in {
@@ -182,7 +179,7 @@ class Torturer:
     def _measure(self) -> Reference:
         """Run the program in a process of its own and forked, which must give the same."""
         alone = subprocess.run(
-            [sys.executable, str(pathlib.Path(__file__).with_name("program.py")), *self._arguments],
+            [sys.executable, PROGRAM, *self._arguments],
             env={**os.environ, "DET_HOME": str(self._home("alone"))},
             check=True,
             capture_output=True,
@@ -211,12 +208,11 @@ def _digests(ended: Ended) -> dict[str, str]:
 def torture_setting(setting: Setting, kills: int, seed: int, folder: pathlib.Path) -> Counts:
     """Torture one setting until it was killed often enough."""
     counts = Counts()
-    with Forker() as forker:
-        torturer = Torturer(forker, folder, setting, training_seed=seed % 1000, most_kills=min(kills, MOST_KILLS))
-        for run_seed in itertools.count(seed):
-            counts += torturer.torture(run_seed)
-            if counts.kills.total() >= kills:
-                return counts
+    torturer = Torturer(folder, setting, training_seed=seed % 1000, most_kills=min(kills, MOST_KILLS))
+    for run_seed in itertools.count(seed):
+        counts += torturer.torture(run_seed)
+        if counts.kills.total() >= kills:
+            return counts
     raise AssertionError("the count of seeds has no end")
 
 

@@ -8,11 +8,11 @@ import os
 import pathlib
 import shutil
 import subprocess
-import sys
 
 import pytest
 
 import determined as det
+import forking
 from determined import pytorch, tracking
 from determined.pytorch import Batch
 from saving import records, train
@@ -49,14 +49,12 @@ def write_program(folder: pathlib.Path, storage: str = "") -> pathlib.Path:
 
 def run_program(script: pathlib.Path, folder: pathlib.Path | None = None, **environment: str) -> str:
     """Run a program, in its own folder unless told otherwise, and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, str(script)],
+    done = forking.run(
+        [str(script)],
         cwd=folder or script.parent,
         env=os.environ | {"PYTHONPATH": str(pathlib.Path(det.__file__).parents[1])} | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout

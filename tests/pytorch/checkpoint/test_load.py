@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 
 import determined as det
+import forking
 from determined import pytorch
 from saving import change_file, change_state, program_in, reseal, save, state_in, train
 from trials import LineTrial
@@ -167,9 +167,9 @@ def test_trial_of_a_program_that_ran_by_itself_loads(
 ) -> None:
     project = tmp_path / "project"
     project.mkdir()
-    command = [sys.executable, *write(project)]
+    command = write(project)
     environment = os.environ | {"PYTHONPATH": str(pathlib.Path(det.__file__).parents[1])}
-    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+    done = forking.run(command, cwd=project, env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "det-home" / "checkpoints").iterdir()
     assert json.loads((folder / "load_data.json").read_text())["trial_cls_spec"] == spec

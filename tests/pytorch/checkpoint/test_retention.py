@@ -6,14 +6,13 @@ import os
 import pathlib
 import signal
 import sqlite3
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import determined
+import forking
 from determined import errors, pytorch, tracking
 from determined._home import home
 from determined.cli._app import app
@@ -186,11 +185,10 @@ run(checkpoint_policy="all", smaller_is_better=True)
 
 
 def die_at(point: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+    done = forking.run(
+        ["-c", PROGRAM],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCES), str(TESTS)]), "DET_DIE_AT": point},
         capture_output=True,
-        text=True,
         timeout=120,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr

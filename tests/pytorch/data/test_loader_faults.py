@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 import determined
+import forking
 from determined import pytorch
 from determined.pytorch import Batch, Epoch
 from trials import LineTrial, fit, line_data, records, saved_at, steps_of
@@ -191,9 +192,7 @@ if __name__ == "__main__":
 def test_workers_that_block_end_when_their_training_is_killed(loader: str, method: str, tmp_path: pathlib.Path) -> None:
     program = tmp_path / "blocking.py"
     program.write_text(BLOCKING_PROGRAM)
-    training = subprocess.Popen(
-        [sys.executable, str(program), loader, method], env=program_environment(), stdout=subprocess.PIPE, text=True
-    )
+    training = forking.start([str(program), loader, method], env=program_environment(), stdout=forking.PIPE)
     with training:
         try:
             assert training.stdout is not None

@@ -6,13 +6,13 @@ import os
 import pathlib
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import determined
+import forking
 from trials import records, saved_at, state_in
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
@@ -46,12 +46,11 @@ def run(tmp_path: pathlib.Path) -> Callable[..., subprocess.CompletedProcess[str
         program = tmp_path / "program" / "train.py"
         program.parent.mkdir()
         program.write_text(PROGRAM.format(act=act, before=before, within=within, after=after))
-        return subprocess.run(
-            [sys.executable, str(program)],
+        return forking.run(
+            [str(program)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCES), str(TESTS)])},
             cwd=tmp_path,
             capture_output=True,
-            text=True,
             timeout=120,
         )
 
