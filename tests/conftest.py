@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +27,9 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Checkpoints hold the program's files: what git tracks around it. Here that would be the whole repository, each time.
+os.environ["GIT_CEILING_DIRECTORIES"] = str(pathlib.Path(__file__).resolve().parents[1])
+
 # What a launcher or a runner would tell a training process.
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -34,20 +39,27 @@ settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")
-def matplotlib_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def session_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder of this session's own."""
+    return tmp_path_factory.mktemp("session")
+
+
+@pytest.fixture(scope="session")
+def matplotlib_folder(session_folder: pathlib.Path) -> pathlib.Path:
     """One font cache for all tests: making it takes seconds."""
-    return tmp_path_factory.mktemp("matplotlib")
+    return session_folder / "matplotlib"
 
 
 @pytest.fixture(autouse=True)
 def own_environment(
     tmp_path: pathlib.Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    session_folder: pathlib.Path,
     matplotlib_folder: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[None]:
-    """Give the test its own home folders, and fail it if it wrote into the user's."""
-    user = tmp_path_factory.mktemp("user")
+    """Give the test its own home folders and a working folder, and fail it if it wrote into the user's home."""
+    user = pathlib.Path(tempfile.mkdtemp(prefix="user-", dir=session_folder))
+    monkeypatch.chdir(user)
     for variable in [name for name in os.environ if name.startswith("DET_")]:
         monkeypatch.delenv(variable)
     for variable in (*LAUNCHER_VARIABLES, "XDG_DATA_HOME"):
@@ -61,6 +73,7 @@ def own_environment(
     caches = (".cache", ".nv", ".triton")  # the last two are of compilers for GPUs
     leaked = sorted(path.name for path in user.iterdir() if path.name not in caches)
     assert not leaked, f"the test wrote {leaked} into the user's home folder; it belongs under DET_HOME"
+    shutil.rmtree(user, ignore_errors=True)  # a process that outlives the test may still write there
 
 
 @pytest.fixture
@@ -68,7 +81,7 @@ def run_program(tmp_path: pathlib.Path) -> Callable[..., subprocess.CompletedPro
     """Runs a Python program in a process of its own, with the test's home folder."""
 
     def run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "PYTHONPATH": _search_path(), **variables}
+        env = {**os.environ, "PYTHONPATH": forking.PYTHONPATH, **variables}
         return forking.run(["-W", "always", "-c", program], env=env, cwd=tmp_path, capture_output=True, timeout=120)
 
     return run
@@ -80,16 +93,10 @@ def run_in_new_interpreter(tmp_path: pathlib.Path) -> Callable[..., subprocess.C
 
     def run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-W", "always", "-c", program]
-        env = {**os.environ, "PYTHONPATH": _search_path(), **variables}
+        env = {**os.environ, "PYTHONPATH": forking.PYTHONPATH, **variables}
         return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
 
     return run
-
-
-def _search_path() -> str:
-    import determined
-
-    return os.pathsep.join(map(str, (pathlib.Path(determined.__file__).parents[1], pathlib.Path(__file__).parent)))
 
 
 @pytest.fixture

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-import determined
+import forking
 from hosts import Hosts
 from trials import records
 
-TESTS = pathlib.Path(__file__).parents[1]
 PROGRAM = """
 import os, sys, time
 import torch
@@ -46,10 +45,9 @@ class Job:
 
     def _start(self, rank: int, arguments: tuple[str, ...]) -> subprocess.Popen[str]:
         host = rank // 2
-        sources = os.pathsep.join([str(pathlib.Path(determined.__file__).parents[1]), str(TESTS)])
         environment = {
             **os.environ,
-            "PYTHONPATH": sources,
+            "PYTHONPATH": forking.PYTHONPATH,
             "RANK": str(rank),
             "WORLD_SIZE": "4",
             "LOCAL_RANK": str(rank % 2),

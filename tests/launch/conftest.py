@@ -8,11 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-import determined
 import forking
 
-TESTS = pathlib.Path(__file__).parents[1]
-SOURCES = pathlib.Path(determined.__file__).parents[1]
 MODULE = "determined.launch.torch_distributed"
 
 
@@ -23,7 +20,7 @@ def project(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SOURCES), str(TESTS)]))
+    monkeypatch.setenv("PYTHONPATH", forking.PYTHONPATH)
     before = dict(os.environ)
     yield folder
     os.environ.clear()

@@ -18,8 +18,6 @@ from determined import storage
 from determined.pytorch import Batch
 from trials import LineTrial, assert_same, fit, records, saved_at, state_in
 
-TESTS = pathlib.Path(__file__).parents[1]
-
 
 @pytest.mark.parametrize("days", [-1, 1])
 def test_latest_is_the_one_saved_last_also_when_the_clock_jumps(days: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,8 +57,7 @@ fit(init=init, max_length=Batch(int(sys.argv[1])), checkpoint_period=Batch(2), l
 
 
 def environment(**more: str) -> dict[str, str]:
-    source = str(pathlib.Path(storage.__file__).parents[2])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([source, str(TESTS)]), **more}
+    return {**os.environ, "PYTHONPATH": forking.PYTHONPATH, **more}
 
 
 def test_two_processes_can_resume_one_checkpoint_at_once() -> None:

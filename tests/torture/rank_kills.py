@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
 
 import ranks
 from determined.pytorch import Batch

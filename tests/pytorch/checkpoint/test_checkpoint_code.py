@@ -43,7 +43,7 @@ def write_program(folder: pathlib.Path, storage: str = "") -> pathlib.Path:
     (folder / "unused.py").touch()
     (folder / "data.bin").write_bytes(bytes(10))
     script = folder / "train.py"
-    script.write_text(PROGRAM.format(tests=str(pathlib.Path(__file__).parents[2]), storage=storage))
+    script.write_text(PROGRAM.format(tests=forking.__file__.rpartition("/")[0], storage=storage))
     return script
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import determined
 import forking
 from determined import errors, pytorch, tracking
 from determined._home import home
@@ -19,9 +18,6 @@ from determined.cli._app import app
 from determined.pytorch import Batch
 from determined.storage import Manifest
 from trials import LineTrial, ScriptedTrial, fit, records, scripted, trainer
-
-SOURCES = pathlib.Path(determined.__file__).parents[1]
-TESTS = pathlib.Path(__file__).parents[2]
 
 
 def conf(**storage: Any) -> dict[str, Any]:
@@ -187,7 +183,7 @@ run(checkpoint_policy="all", smaller_is_better=True)
 def die_at(point: str) -> None:
     done = forking.run(
         ["-c", PROGRAM],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCES), str(TESTS)]), "DET_DIE_AT": point},
+        env={**os.environ, "PYTHONPATH": forking.PYTHONPATH, "DET_DIE_AT": point},
         capture_output=True,
         timeout=120,
     )

@@ -22,7 +22,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-import determined
 import forking
 from determined import pytorch
 from determined.pytorch import Batch, Epoch
@@ -206,8 +205,7 @@ def test_workers_that_block_end_when_their_training_is_killed(loader: str, metho
 
 
 def program_environment() -> dict[str, str]:
-    folders = pathlib.Path(determined.__file__).parents[1], pathlib.Path(__file__).parents[2]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    return {**os.environ, "PYTHONPATH": forking.PYTHONPATH}
 
 
 # Shared memory

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+import forking
 from determined import pytorch
 from determined.pytorch import Batch, Epoch, LRScheduler
 from exactness import LENGTH, ExactTrial, check_exact, check_same_end, run
@@ -295,7 +296,6 @@ def test_checkpoint_may_lie_in_the_current_folder(tmp_path: pathlib.Path, monkey
 
 PROGRAM = """
 import sys
-sys.path[:0] = {paths!r}
 from exactness import ExactTrial, run
 from determined.pytorch import Batch
 import torch
@@ -310,9 +310,10 @@ if __name__ == "__main__":
 def test_new_process_goes_on_exactly(tmp_path: pathlib.Path) -> None:
     whole = run(ExactTrial, checkpoint_period=Batch([5]))
     script = tmp_path / "program.py"
-    script.write_text(textwrap.dedent(PROGRAM).format(paths=[str(pathlib.Path(__file__).parents[2])]))
+    script.write_text(PROGRAM)
+    command, environment = [sys.executable, str(script)], {**os.environ, "PYTHONPATH": forking.PYTHONPATH}
     done = subprocess.run(
-        [sys.executable, str(script), whole.checkpoints[5]], capture_output=True, text=True, check=False
+        [*command, whole.checkpoints[5]], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == repr([whole.log[5:], whole.state, whole.after(5)])

@@ -11,13 +11,10 @@ from typing import Any
 
 import pytest
 
-import determined
 import forking
 from trials import records, saved_at, state_in
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
-TESTS = pathlib.Path(__file__).parents[2]
-SOURCES = pathlib.Path(determined.__file__).parents[1]
 
 PROGRAM = """
 import os, signal, sys, threading
@@ -48,7 +45,7 @@ def run(tmp_path: pathlib.Path) -> Callable[..., subprocess.CompletedProcess[str
         program.write_text(PROGRAM.format(act=act, before=before, within=within, after=after))
         return forking.run(
             [str(program)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCES), str(TESTS)])},
+            env={**os.environ, "PYTHONPATH": forking.PYTHONPATH},
             cwd=tmp_path,
             capture_output=True,
             timeout=120,

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import forking
 from determined import pytorch
 from determined._home import home
 from determined.pytorch import Batch, Epoch
@@ -50,8 +51,7 @@ def program(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[str
     """The command of a small training program that stops itself after 4 batches unless it is continued."""
     file = tmp_path / "train program.py"  # a blank, to be quoted in the command that continues
     file.write_text(PROGRAM)
-    tests = str(pathlib.Path(__file__).parents[2])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setenv("PYTHONPATH", forking.PYTHONPATH)
     return [sys.executable, str(file)]
 
 
@@ -220,7 +220,7 @@ def test_without_a_terminal_there_are_lines_and_the_command_to_continue_works(
     program: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DET_PROGRESS")
-    first = subprocess.run([*program, "6"], capture_output=True, text=True, check=True)
+    first = forking.run([*program[1:], "6"], capture_output=True, check=True)
     shown = shown_by(first.stdout)
     assert [line for line in shown if "\x1b" in line] == []
     (command,) = (line.partition("continue: ")[2] for line in shown if "continue: " in line)
@@ -236,7 +236,7 @@ def under_a_terminal(command: list[str]) -> str:
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
     ours_alone = ("DET_PROGRESS", "NO_COLOR", "COLUMNS", "LINES")
     environment = {name: value for name, value in os.environ.items() if name not in ours_alone}
-    process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.STDOUT, env=environment | {"TERM": "xterm"})
+    process = forking.start(command[1:], stdout=theirs, stderr=forking.STDOUT, env=environment | {"TERM": "xterm"})
     os.close(theirs)
     written = b""
     while chunk := read_some(ours):

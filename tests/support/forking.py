@@ -47,6 +47,11 @@ PRELOADED = (
     "determined.launch.torch_distributed",
     "determined.cli._app",
 )
+PYTHONPATH = os.pathsep.join(
+    map(str, (pathlib.Path(__file__).resolve().parents[2] / "src", pathlib.Path(__file__).resolve().parent))
+)
+"""Where programs of tests find this library and what tests share, such as `trials`."""
+
 PIPE, STDOUT, DEVNULL = subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL
 _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}
 _MAX_REQUEST = 1 << 20
