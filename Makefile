@@ -9,11 +9,12 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := .demo
 
-.PHONY: help venv demo test coverage torture lint format docs bench clean
+.PHONY: help venv demo test test-rest test-all coverage torture lint format docs bench clean
 
 help:
 	@echo "make demo     search good hyperparameters for the digits example, live, and draw the curves of all trials"
-	@echo "make test     check style and types, then run the tests"
+	@echo "make test     check style and types, then run the tests: every promise at least once (minutes)"
+	@echo "make test-all run all tests: also the further cases and the short torture campaigns"
 	@echo "make coverage run the tests and show which lines they reach"
 	@echo "make torture  kill trainings hundreds of times and check that they end with the same bits; start 100 jobs (minutes)"
 	@echo "make lint     check style and types only"
@@ -41,7 +42,13 @@ demo: $(INSTALLED)
 	@echo "To open the page: DET_HOME=$(DEMO) $(BIN)/det ui"
 
 test: lint
-	$(BIN)/python -m pytest -n $(TEST_WORKERS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "not campaign and not thorough"
+
+# What `make test` leaves out, and the property tests again with more examples.
+test-rest: $(INSTALLED)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "campaign or thorough or hypothesis" --hypothesis-profile=thorough
+
+test-all: test test-rest
 
 coverage: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --cov --cov-report=term

@@ -23,6 +23,10 @@ from hosts import Hosts, connected
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[variable] = "1"
 
+# In memory where there is room: tests write through to the disk many thousand times. Before a temporary folder is made.
+if "TMPDIR" not in os.environ and os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 4 << 30:
+    os.environ["TMPDIR"] = "/dev/shm"
+
 # A shell starts what it runs in the background deaf to Ctrl-C, and programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -33,15 +37,18 @@ os.environ["GIT_CEILING_DIRECTORIES"] = str(pathlib.Path(__file__).resolve().par
 # What a launcher or a runner would tell a training process.
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
-settings.register_profile("suite", deadline=None)  # a loaded machine is no reason to fail
+settings.register_profile("suite", deadline=None, max_examples=30)  # a loaded machine is no reason to fail
+settings.register_profile("thorough", deadline=None, max_examples=200)
 settings.register_profile("torture", deadline=1000, max_examples=10_000)
 settings.load_profile("suite")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def session_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder of this session's own."""
-    return tmp_path_factory.mktemp("session")
+    """A folder of this session's own, in which fixtures that several tests share work as well."""
+    folder = tmp_path_factory.mktemp("session")
+    os.chdir(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -100,31 +107,17 @@ def run_in_new_interpreter(tmp_path: pathlib.Path) -> Callable[..., subprocess.C
 
 
 @pytest.fixture
-def managed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Returns a function that records an experiment as a runner would and tells this process to train it."""
+def managed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Returns a function that makes the test's process a managed one: it trains a trial that a runner has recorded."""
     import determined as det
-    from determined import tracking
     from determined._home import home
+    from managed import record_trial
 
-    def start(config: dict[str, Any], hparams: dict[str, Any] | None = None, **info: Any) -> None:
-        description = tracking.RunDescription(
-            name="managed",
-            config=config,
-            hparams=hparams or {},
-            seed=77,
-            entrypoint="train.py",
-            torch_version=None,
-            resolute_version="0",
-            git_commit=None,
-            pid=os.getpid(),
-            process_started=0.0,
-            host="here",
-        )
-        with tracking.Recorder.start(home().database, description) as recorder:
-            ids = {"experiment_id": recorder.experiment_id, "trial_id": recorder.trial_id}
-        trial = det.TrialInfo(**ids, trial_seed=77, hparams=hparams or {}, _config=config)
-        for name, value in det.ClusterInfo(trial=trial, **info).to_environment().items():
+    def start(config: dict[str, Any], hparams: dict[str, Any] | None = None, **info: Any) -> det.ClusterInfo:
+        told = det.ClusterInfo(trial=record_trial(home().database, config, hparams or {}), **info)
+        for name, value in told.to_environment().items():
             monkeypatch.setenv(name, value)
+        return told
 
     return start
 

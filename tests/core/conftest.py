@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-import os
 import pathlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from core_ranks import Ranks
 
-import determined
 from determined import tracking
 from determined._home import home
 
@@ -48,40 +45,6 @@ def read_curves() -> Callable[[pathlib.Path], dict[str, list[tuple[int, float]]]
         return curves
 
     return read
-
-
-@pytest.fixture
-def managed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., determined.ClusterInfo]:
-    """Makes the test's process a managed one: a trial that a runner has recorded, with a config."""
-
-    def start(config: dict[str, Any], hparams: dict[str, Any] | None = None) -> determined.ClusterInfo:
-        run = tracking.RunDescription(
-            name="managed",
-            config=config,
-            hparams=hparams or {},
-            seed=1,
-            entrypoint="train.py",
-            torch_version=None,
-            resolute_version="0",
-            git_commit=None,
-            pid=os.getpid(),
-            process_started=0.0,
-            host="here",
-        )
-        with tracking.Recorder.start(home().database, run) as recorder:
-            trial = determined.TrialInfo(
-                trial_id=recorder.trial_id,
-                experiment_id=recorder.experiment_id,
-                trial_seed=1,
-                hparams=hparams or {},
-                _config=config,
-            )
-        info = determined.ClusterInfo(trial=trial)
-        for name, value in info.to_environment().items():
-            monkeypatch.setenv(name, value)
-        return info
-
-    return start
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import determined as det
-from determined import tracking
 from determined._home import home
 from determined.experiment.executors import EndReason, LocalExecutor, RunSpec, read_logs
+from managed import record_trial
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -55,26 +55,13 @@ class Trial(pytorch.PyTorchTrial):
 
 
 def spec(folder: pathlib.Path, gpus: list[int]) -> RunSpec:
-    description = tracking.RunDescription(
-        name="test",
-        config=CONFIG,
-        hparams={},
-        seed=7,
-        entrypoint="model_def:Trial",
-        torch_version=None,
-        resolute_version="0",
-        git_commit=None,
-        pid=os.getpid(),
-        process_started=0.0,
-        host="here",
-    )
-    with tracking.Recorder.start(home().database, description) as recorder:
-        ids = {"experiment_id": recorder.experiment_id, "trial_id": recorder.trial_id}
-    info = det.ClusterInfo(trial=det.TrialInfo(**ids, trial_seed=7, hparams={}, _config=CONFIG))
-    run = folder / f"trial-{ids['trial_id']}" / "run-1"
+    trial = record_trial(home().database, CONFIG, {})
+    info = det.ClusterInfo(trial=trial)
+    run = folder / f"trial-{trial.trial_id}" / "run-1"
     code = folder / "code"
     return RunSpec(
-        **ids,
+        experiment_id=trial.experiment_id,
+        trial_id=trial.trial_id,
         run_id=1,
         entrypoint="model_def:Trial",
         code=code,

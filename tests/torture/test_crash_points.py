@@ -18,6 +18,8 @@ from determined import tracking
 PROGRAM = pathlib.Path(__file__).with_name("core_program.py")
 ARGUMENTS = ["--length=7", "--aggregation=4"]  # two checkpoints, the first with gradients in it
 
+pytestmark = pytest.mark.process
+
 STAGED = ("staged", "filled", "synced", "manifested")
 """Points at which the checkpoint is not yet under its name."""
 
@@ -59,7 +61,7 @@ def finish(process: forking.Process) -> int:
     return process.wait()
 
 
-@pytest.mark.parametrize("time", [1, 2])
+@pytest.mark.parametrize("time", [pytest.param(1, marks=pytest.mark.thorough), 2])
 @pytest.mark.parametrize("point", [*STAGED, *NAMED])
 def test_training_that_dies_at_a_crash_point_goes_on_exactly(
     point: str, time: int, home: pathlib.Path, expected: str
@@ -106,6 +108,7 @@ def sample(calls: list[Call]) -> list[Call]:
     return [*on_database[-1:], *on_checkpoints.values()]
 
 
+@pytest.mark.thorough  # beside the crash points above
 @pytest.mark.parametrize(("command", "checkpoint_id"), [("save", NEW), ("delete", OLD)])
 def test_process_killed_at_a_system_call_leaves_whole_checkpoints(
     command: str, checkpoint_id: str, tmp_path: pathlib.Path

@@ -6,6 +6,10 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.campaign]
+
 
 def test_a_killed_search_finds_what_a_quiet_one_finds() -> None:
     driver = pathlib.Path(__file__).with_name("experiment_kills.py")

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = [pytest.mark.process, pytest.mark.campaign]
+
 
 def test_nothing_that_was_saved_is_lost_by_a_power_cut() -> None:
     driver = pathlib.Path(__file__).with_name("power.py")

@@ -6,6 +6,10 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.campaign]
+
 
 def test_killed_ranks_end_with_the_same_bits() -> None:
     program = pathlib.Path(__file__).with_name("rank_kills.py")

@@ -6,6 +6,10 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.campaign]
+
 
 def test_jobs_of_several_ranks_end_cleanly() -> None:
     program = pathlib.Path(__file__).with_name("starts.py")

@@ -8,6 +8,10 @@ import subprocess
 import sys
 import tempfile
 
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.campaign]
+
 
 def test_training_killed_many_times_ends_with_the_same_bits() -> None:
     driver = pathlib.Path(__file__).with_name("torture.py")

@@ -6,6 +6,10 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.campaign]
+
 
 def test_all_that_many_writers_are_told_is_stored_is_stored() -> None:
     program = pathlib.Path(__file__).with_name("writers.py")

@@ -14,6 +14,7 @@ import psutil
 import determined as det
 from determined import tracking
 from determined.experiment.executors import Ended, LocalExecutor, LogLine, RunSpec, read_logs
+from managed import record_trial
 
 PATIENCE = 60.0
 ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
@@ -170,22 +171,9 @@ class Runs:
         return self.keeper(spec).parent()
 
     def _record(self, config: dict[str, Any], hparams: dict[str, Any]) -> int:
-        description = tracking.RunDescription(
-            name="test",
-            config=config,
-            hparams=hparams,
-            seed=7,
-            entrypoint="model_def:Trial",
-            torch_version=None,
-            resolute_version="0",
-            git_commit=None,
-            pid=os.getpid(),
-            process_started=0.0,
-            host="here",
-        )
-        with tracking.Recorder.start(self.folder / "det-home" / "tracking.db", description) as recorder:
-            assert recorder.trial_id == recorder.experiment_id
-            return recorder.trial_id
+        trial = record_trial(self.folder / "det-home" / "tracking.db", config, hparams)
+        assert trial.trial_id == trial.experiment_id
+        return trial.trial_id
 
 
 def members(folder: pathlib.Path) -> list[psutil.Process]:
