@@ -7,6 +7,7 @@ TEST_WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal
 DEMO := .demo
 
 .PHONY: help venv demo test test-rest test-all coverage torture lint format docs bench clean
@@ -42,16 +43,16 @@ demo: $(INSTALLED)
 	@echo "To open the page: DET_HOME=$(DEMO) $(BIN)/det ui"
 
 test: lint
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "not campaign and not thorough"
+	$(PYTEST) -m "not campaign and not thorough"
 
 # What `make test` leaves out, and the property tests again with more examples.
 test-rest: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "campaign or thorough or hypothesis" --hypothesis-profile=thorough
+	$(PYTEST) -m "campaign or thorough or hypothesis" --hypothesis-profile=thorough
 
 test-all: test test-rest
 
 coverage: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --cov --cov-report=term
+	$(PYTEST) --cov --cov-report=term
 
 # Sweeps over every system call too where there is strace, and cuts the power where it may mount a disk (77: it may not).
 torture: export DET_PROGRESS := 0
@@ -64,7 +65,7 @@ torture: $(INSTALLED)
 	$(BIN)/python tests/torture/experiment_kills.py --kills 50
 	$(BIN)/python tests/torture/many_trials.py
 	$(BIN)/python tests/torture/writers.py
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --hypothesis-profile=torture tests/experiment/config/test_config_fuzz.py
+	$(PYTEST) --hypothesis-profile=torture tests/experiment/config/test_config_fuzz.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
