@@ -38,7 +38,7 @@ os.environ["GIT_CEILING_DIRECTORIES"] = str(pathlib.Path(__file__).resolve().par
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 settings.register_profile("suite", deadline=None, max_examples=30)  # a loaded machine is no reason to fail
-settings.register_profile("thorough", deadline=None, max_examples=200)
+settings.register_profile("thorough", deadline=None, max_examples=100)
 settings.register_profile("torture", deadline=1000, max_examples=10_000)
 settings.load_profile("suite")
 

@@ -11,7 +11,7 @@ from command_lab import Lab, eventually
 
 from determined import tracking
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 
 def runner(lab: Lab, id: int) -> psutil.Process:

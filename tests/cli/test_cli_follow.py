@@ -15,7 +15,7 @@ from terminal import terminal
 
 import forking
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 ASHA = {
     "name": "async_halving",

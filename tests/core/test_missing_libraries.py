@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 BLOCK = "import sys\nsys.modules.update(dict.fromkeys({libraries!r}))\n"

@@ -14,6 +14,8 @@ from determined import pytorch
 from determined.pytorch import Batch
 from trials import TemperatureTrial, assert_same, fit, line_data, records
 
+pytestmark = pytest.mark.process
+
 
 def weights_after(batches: int, **init: Any) -> Any:
     trial = fit(max_length=Batch(batches), init=init)

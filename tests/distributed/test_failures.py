@@ -15,6 +15,8 @@ from determined import InvalidHP, core, pytorch, tracking
 from determined.pytorch import Batch
 from trials import LineTrial, fit, records
 
+pytestmark = pytest.mark.process
+
 SOON = 10.0
 """Seconds within which all ranks must have ended after one has failed."""
 
@@ -70,8 +72,21 @@ def fail(how: str, phase: str) -> None:
     fit(kind, max_length=Batch(6), reporting_period=Batch(2), validation_period=Batch(4), checkpoint_period=Batch(4))
 
 
-@pytest.mark.parametrize("phase", ["init", "train", "report", "validation", "save"])
-@pytest.mark.parametrize("how", ["raise", "kill"])
+@pytest.mark.parametrize(
+    ("how", "phase"),
+    [
+        ("raise", "init"),
+        ("kill", "train"),
+        ("raise", "report"),
+        ("kill", "validation"),
+        ("kill", "save"),
+        pytest.param("kill", "init", marks=pytest.mark.thorough),
+        pytest.param("raise", "train", marks=pytest.mark.thorough),
+        pytest.param("kill", "report", marks=pytest.mark.thorough),
+        pytest.param("raise", "validation", marks=pytest.mark.thorough),
+        pytest.param("raise", "save", marks=pytest.mark.thorough),
+    ],
+)
 def test_harm_to_one_rank_ends_all_within_seconds(how: str, phase: str) -> None:
     with ranks.started(fail, 2, how, phase) as started:
         ended = started.wait()
@@ -112,8 +127,15 @@ def slow(kind: type[SlowTrial] = SlowTrial) -> Any:
     return len(trial.seen)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("rank", "signum"),
+    [
+        (0, signal.SIGTERM),
+        (1, signal.SIGINT),
+        pytest.param(0, signal.SIGINT, marks=pytest.mark.thorough),
+        pytest.param(1, signal.SIGTERM, marks=pytest.mark.thorough),
+    ],
+)
 def test_signal_to_one_rank_stops_all_at_the_same_batch(rank: int, signum: signal.Signals) -> None:
     with ranks.started(slow, 2) as started:
         started.await_output(rank, "batch 3\n")

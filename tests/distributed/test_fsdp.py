@@ -27,6 +27,8 @@ from determined.pytorch import Batch
 from saving import change_file, reseal
 from trials import LineTrial, assert_same, fit, latest_checkpoint, line_data, records, saved_at, state_in
 
+pytestmark = pytest.mark.process
+
 load = pytorch.load_trial_from_checkpoint_path
 
 

@@ -18,6 +18,8 @@ import forking
 from hosts import Hosts
 from trials import records
 
+pytestmark = pytest.mark.process
+
 PROGRAM = """
 import os, sys, time
 import torch
@@ -119,6 +121,7 @@ def test_cut_cable_ends_all_ranks_on_both_machines(start: Any) -> None:
     assert "frozen or cut off" in job.output(0) + job.output(3)
 
 
+@pytest.mark.thorough
 def test_lost_machine_ends_the_ranks_of_the_other(start: Any) -> None:
     job = start("100000", "0.01")
     job.await_output(3, "batch 5\n")

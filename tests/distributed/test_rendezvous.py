@@ -6,9 +6,12 @@ import os
 import socket
 
 import psutil
+import pytest
 
 import ranks
 from determined import pytorch
+
+pytestmark = pytest.mark.process
 
 
 def listening() -> set[str]:

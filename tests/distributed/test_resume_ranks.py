@@ -15,6 +15,8 @@ from determined import pytorch
 from determined.pytorch import Batch
 from trials import LineTrial, assert_same, fit, records, state_in
 
+pytestmark = pytest.mark.process
+
 
 class RandomTrial(LineTrial):
     """Draws from every source of randomness, so that any that is not restored shows."""
@@ -48,8 +50,13 @@ def last_checkpoint(trial_id: int) -> Any:
 
 @pytest.mark.parametrize(
     ("size", "kind", "aggregation"),
-    [(2, RandomTrial, 1), (3, RandomTrial, 1), (4, RandomTrial, 1), (2, RandomTrial, 2), (2, WorkerTrial, 1)],
-    ids=["2 ranks", "3 ranks", "4 ranks", "between aggregated steps", "loader workers"],
+    [
+        pytest.param(2, RandomTrial, 1, id="2 ranks"),
+        pytest.param(3, RandomTrial, 1, id="3 ranks", marks=pytest.mark.thorough),
+        pytest.param(4, RandomTrial, 1, id="4 ranks", marks=pytest.mark.thorough),
+        pytest.param(2, RandomTrial, 2, id="between aggregated steps"),
+        pytest.param(2, WorkerTrial, 1, id="loader workers"),
+    ],
 )
 def test_resumed_ranks_end_with_the_same_bits(size: int, kind: type[LineTrial], aggregation: int) -> None:
     whole = ranks.run(train, size, kind, 9, None, aggregation)

@@ -15,6 +15,8 @@ from determined import errors, pytorch
 from determined.pytorch import Batch, Reducer
 from trials import SEED, LineTrial, assert_same, fit, line_data, records, trainer
 
+pytestmark = pytest.mark.process
+
 
 class Spy(pytorch.PyTorchCallback):
     """Notes every call of it."""

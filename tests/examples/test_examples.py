@@ -9,10 +9,13 @@ import pathlib
 import numpy as np
 import numpy.typing as npt
 import PIL.Image
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]  # has no types
 
 import forking
 from determined import tracking
+
+pytestmark = pytest.mark.process
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 

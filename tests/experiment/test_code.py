@@ -199,7 +199,7 @@ rule_lines = (
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="compares with git, which is not installed")
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=st.sets(paths, min_size=1, max_size=8), rules=st.lists(rule_lines, max_size=4))
 @example(files={"a/b/d"}, rules=["*", "!*/", "!d"])
 @example(files={"a/b", "a/d"}, rules=["a/**", "!a/b"])

@@ -17,7 +17,7 @@ from determined.experiment._create import create
 from determined.experiment.executors import read_logs
 from determined.tracking import RunState
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
@@ -68,6 +68,7 @@ def test_a_failing_trial_is_restarted_from_its_checkpoint_and_then_given_up(lab:
         assert [run.started_from_step for run in ledger.runs(trial.id)] == [0, 4, 4]
 
 
+@pytest.mark.thorough
 def test_a_log_policy_saves_vain_restarts(lab: Experiments) -> None:
     policy = {"pattern": "something went wrong", "action": "cancel_retries"}
     id = lab.run(config(hyperparameters={"fails_at": 3}, log_policies=[policy]))
@@ -75,6 +76,7 @@ def test_a_log_policy_saves_vain_restarts(lab: Experiments) -> None:
         assert len(ledger.runs(1)) == 1
 
 
+@pytest.mark.thorough
 def test_invalid_hyperparameters_end_a_trial_without_restarts(lab: Experiments) -> None:
     id = lab.run(config(hyperparameters={"invalid": True}))
     (trial,) = lab.records.trials(id)
@@ -114,7 +116,7 @@ def test_a_paused_experiment_goes_on_where_it_was(lab: Experiments) -> None:
     assert first.ended is not None
 
 
-@pytest.mark.parametrize("how", ["cancel", "kill"])
+@pytest.mark.parametrize("how", ["cancel", pytest.param("kill", marks=pytest.mark.thorough)])
 def test_an_experiment_can_be_ended_early(lab: Experiments, how: str) -> None:
     id = lab.create(long())
     eventually(lambda: steps(lab, id) >= 4)
@@ -152,6 +154,7 @@ def test_a_second_runner_is_refused_at_once(lab: Experiments) -> None:
     control.wait(id, 60, lab.home)
 
 
+@pytest.mark.thorough
 def test_those_who_activate_an_experiment_at_once_learn_which_process_drives_it(lab: Experiments) -> None:
     id = lab.create(long())
     lab.kill_runner(id)
@@ -177,6 +180,7 @@ def test_trials_whose_runner_was_killed_save_and_stop_and_go_on_later(lab: Exper
         assert ledger.runs(1)[1].started_from_step >= 10
 
 
+@pytest.mark.thorough
 def test_experiments_at_once_share_the_slots(lab: Experiments) -> None:
     searcher = {"name": "random", "metric": "validation_loss", "max_trials": 4, "max_length": {"batches": 60}}
     settings = config(hyperparameters=SLOW, searcher=searcher)
@@ -192,6 +196,7 @@ def test_experiments_at_once_share_the_slots(lab: Experiments) -> None:
         assert all(trial.restarts == 0 for trial in lab.records.trials(id))
 
 
+@pytest.mark.thorough
 def test_the_search_is_heard_within_a_second(lab: Experiments) -> None:
     searcher = {
         "name": "async_halving",

@@ -23,6 +23,7 @@ def states(simulation: Simulation) -> Counter[RunState]:
     return Counter(trial.state for trial in simulation.ledger.trials())
 
 
+@pytest.mark.thorough
 def test_two_thousand_trials_find_the_optimum_within_the_budget_of_theory(tmp_path: pathlib.Path) -> None:
     assert_search_is_sound(tmp_path, 2_000)  # `make torture` has ten thousand
 
@@ -160,7 +161,7 @@ def outcome(simulation: Simulation) -> Any:
     return [(trial.request_id, trial.hparams, trial.seed, trial.state, last[trial.id]) for trial in trials]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.thorough)])
 def test_a_runner_that_dies_again_and_again_leaves_the_same_experiment(tmp_path: pathlib.Path, seed: int) -> None:
     searcher = {**ASHA, "num_rungs": 3, "max_trials": 12, "max_time": 16, "max_concurrent_trials": 1}
     config = {"hyperparameters": lr(), "searcher": searcher}

@@ -12,6 +12,8 @@ import pytest
 import forking
 from determined.launch.torch_distributed import main
 
+pytestmark = pytest.mark.process
+
 RUN = "import os; print('of', os.environ['WORLD_SIZE'], 'at', os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])"
 
 

@@ -15,6 +15,8 @@ import forking
 from determined.launch._keeper import Lines
 from determined.launch.torch_distributed import main
 
+pytestmark = pytest.mark.process
+
 TWO = ["--nproc-per-node", "2", "--"]
 
 

@@ -17,6 +17,8 @@ import forking
 from determined import pytorch
 from trials import records, saved_at
 
+pytestmark = pytest.mark.process
+
 Start = Callable[..., forking.Process]
 
 TRIAL = """

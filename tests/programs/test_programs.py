@@ -15,6 +15,8 @@ import pytest
 import determined
 import forking
 
+pytestmark = pytest.mark.process
+
 PROGRAMS = sorted(path.parent.name for path in pathlib.Path(__file__).parent.glob("*/train.py"))
 
 

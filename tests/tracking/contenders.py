@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 import driving
 
+import forking
 from determined import errors, tracking
 from determined.tracking import Turn
 
@@ -22,13 +22,14 @@ AT_ONCE = 30
 
 
 @contextlib.contextmanager
-def started(count: int, task: str, *arguments: Any) -> Iterator[list[subprocess.Popen[str]]]:
+def started(count: int, task: str, *arguments: Any) -> Iterator[list[forking.Process]]:
     """Give processes that are ready for a task, each told its number, and end them afterwards."""
     with contextlib.ExitStack() as stack:
         processes = []
         for number in range(count):
-            command = [sys.executable, __file__, task, json.dumps([number, *map(str, arguments)])]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            command = [__file__, task, json.dumps([number, *map(str, arguments)])]
+            environment = {**os.environ, "PYTHONPATH": forking.PYTHONPATH}
+            process = forking.start(command, stdin=forking.PIPE, stdout=forking.PIPE, env=environment)
             stack.push(process)
             stack.callback(process.kill)
             processes.append(process)
@@ -38,14 +39,14 @@ def started(count: int, task: str, *arguments: Any) -> Iterator[list[subprocess.
         yield processes
 
 
-def go(processes: list[subprocess.Popen[str]]) -> None:
+def go(processes: list[forking.Process]) -> None:
     for process in processes:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
 
 
-def answers(processes: list[subprocess.Popen[str]]) -> list[Any]:
+def answers(processes: list[forking.Process]) -> list[Any]:
     """Wait for what the processes answer; none ends before the last one has."""
     found = [json.loads(process.stdout.readline() or "null") for process in processes if process.stdout is not None]
     for process in processes:

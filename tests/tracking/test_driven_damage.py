@@ -21,7 +21,7 @@ from determined import tracking
 from determined.errors import TrackingException
 
 TRIALS = 3
-FLIPS = 45
+FLIPS = 15
 TABLES = ("experiments", "trials", "metrics", "tallies", "events", "snapshots", "runs", "runners", "models", "versions")
 
 
@@ -131,8 +131,14 @@ def exchanged(content: bytes, seed: int) -> Iterator[bytes]:
 
 @pytest.mark.parametrize(
     "damaged",
-    [lambda content: flipped(content, 1), emptied, lambda content: exchanged(content, 2)],
-    ids=["bits", "pages", "order"],
+    [
+        pytest.param(lambda content: flipped(content, 1), id="bits"),
+        pytest.param(lambda content: flipped(content, 2), id="other bits", marks=pytest.mark.thorough),
+        pytest.param(lambda content: flipped(content, 3), id="more bits", marks=pytest.mark.thorough),
+        pytest.param(emptied, id="pages", marks=pytest.mark.thorough),
+        pytest.param(lambda content: exchanged(content, 2), id="order"),
+        pytest.param(lambda content: exchanged(content, 3), id="another order", marks=pytest.mark.thorough),
+    ],
 )
 def test_no_damage_of_the_file_changes_what_is_read(
     damaged: Callable[[bytes], Iterator[bytes]], whole: pathlib.Path, truth: dict[str, Any], tmp_path: pathlib.Path
@@ -144,7 +150,7 @@ def test_no_damage_of_the_file_changes_what_is_read(
         found = read_all(database)
         assert wrong(found, truth) == []
         refusals += None in found.values()
-    assert refusals > 5
+    assert refusals > 1
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +169,7 @@ values = (
 )
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), value=values)
 def test_a_changed_value_is_never_taken_for_what_was_recorded(
     data: st.DataObject,

@@ -16,6 +16,8 @@ from contenders import WRITES, answers, go, in_processes, started
 
 from determined import tracking
 
+pytestmark = pytest.mark.process
+
 TRIALS = 8
 
 
@@ -30,6 +32,7 @@ def test_of_runners_that_start_at_once_one_gets_the_experiment(database: pathlib
         ledger.claim()  # the claim has died with its holder
 
 
+@pytest.mark.thorough
 def test_runners_that_take_over_from_each_other_store_each_event_once(database: pathlib.Path) -> None:
     tracking.Ledger.create(database, driving.describe()).close()
     found = in_processes(3, "append", database)
@@ -107,6 +110,7 @@ def test_of_a_turn_in_which_the_runner_is_killed_all_or_nothing_is_stored(databa
 # Many at once
 
 
+@pytest.mark.thorough
 def test_eight_trials_a_runner_and_a_page_do_not_disturb_each_other(database: pathlib.Path) -> None:
     with driving.claimed(database) as ledger:
         ids = driving.add_trials(ledger, TRIALS)

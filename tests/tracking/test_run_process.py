@@ -15,6 +15,8 @@ import pytest
 
 from determined import tracking
 
+pytestmark = pytest.mark.process
+
 IN_NAMESPACES_OF_ITS_OWN = ["unshare", "--pid", "--fork", "--time", "--boottime", "1000"]
 DESCRIBES_ITSELF = """
 import json, os

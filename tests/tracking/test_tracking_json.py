@@ -55,7 +55,7 @@ def test_everything_written_is_strict_json(value: Any) -> None:
     json.loads(tracking.encode_json(value), parse_constant=refuse)
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=values)
 def test_metrics_come_back_as_they_were_reported(
     value: Any, recorder: tracking.Recorder, records: tracking.Records

@@ -46,7 +46,11 @@ def write_for_long(database: pathlib.Path, run: tracking.RunDescription, barrier
             )
 
 
-@pytest.mark.parametrize("is_shared", [False, True], ids=["own trials", "one trial"])
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "is_shared",
+    [pytest.param(False, id="own trials", marks=pytest.mark.thorough), pytest.param(True, id="one trial")],
+)
 def test_eight_writers_never_wait_in_vain_for_each_other_a_reader_or_the_clearing_of_the_log(
     is_shared: bool,
     database: pathlib.Path,

@@ -171,7 +171,7 @@ names = st.text(min_size=1) | st.text(st.characters(categories=["Cs", "Cc"]), mi
 HOSTILE = ["<script>alert(1)</script>", "'; DROP TABLE metrics; --", "[red]x", "\x1b[2J", "\ud800", "a\0b", "x" * 10**6]
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(metrics=st.dictionaries(names, reported, max_size=4))
 @example(metrics=dict.fromkeys(HOSTILE, 1.0))
 @example(metrics={"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf"), "none": None, "huge": 10**2000})

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from site_of_tests import Site, served
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 HALF_HEADERS = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
 HALF_BODY = (

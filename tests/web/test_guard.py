@@ -53,9 +53,16 @@ def unchanged(site: Site) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unchanged")
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("path", PATHS + CHANGES)
-def test_strangers_are_refused(site: Site, path: str, method: str) -> None:
+def test_strangers_are_refused_everywhere(site: Site, path: str) -> None:
+    assert site.ask(path, Host="evil.example").status == 403
+    assert site.ask(path, "POST", b"{}", **JSON, Origin="http://evil.example").status == 403
+
+
+@pytest.mark.usefixtures("unchanged")
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("path", ["/", "/experiments/1/kill"])
+def test_strangers_of_every_kind_are_refused(site: Site, path: str, method: str) -> None:
     own = f"http://{site.host}"
     for headers in (
         {"Host": "evil.example"},

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from determined import tracking
 from determined.cli._app import app
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 SEEN = """
 Object.defineProperty(document, "visibilityState", {value: "STATE", configurable: true});

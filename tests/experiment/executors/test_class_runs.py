@@ -14,6 +14,8 @@ from executor_runs import CONFIG, SOURCES, TRIAL, Runs, lives
 
 from determined.experiment.executors import EndReason
 
+pytestmark = pytest.mark.process
+
 ENDLESS = {"searcher": CONFIG["searcher"] | {"max_length": {"batches": 10**9}}}
 
 

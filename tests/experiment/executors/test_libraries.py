@@ -12,6 +12,8 @@ import pytest
 
 from determined.experiment.executors._libraries import FORKABLE, libraries_of
 
+pytestmark = pytest.mark.process
+
 _PROGRAM = """
 import importlib, sys, threading
 

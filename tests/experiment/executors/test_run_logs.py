@@ -13,6 +13,8 @@ import pytest
 from determined.experiment.executors import LogLine, follow_logs, read_logs
 from determined.experiment.executors._output import stamp
 
+pytestmark = pytest.mark.process
+
 Write = Callable[..., None]
 
 

@@ -6,6 +6,7 @@ import pathlib
 import sys
 import time
 
+import pytest
 from executor_runs import Runs
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from determined.experiment.executors import EndReason
 from determined.experiment.executors._lines import LONGEST_LINE, LineCutter
 from disks import small_disk
+
+pytestmark = pytest.mark.process
 
 
 def cut(*parts: bytes, times: list[float] | None = None) -> list[str]:

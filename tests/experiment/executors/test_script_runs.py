@@ -17,6 +17,8 @@ from executor_runs import Runs, environment
 from determined import errors
 from determined.experiment.executors import EndReason, LocalExecutor
 
+pytestmark = pytest.mark.process
+
 SHOW = f"{sys.executable} -c 'import os, json; print(json.dumps(dict(os.environ)))'"
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 
+import pytest
 from executor_runs import TRIAL, Runs
 
 from determined.experiment.executors import EndReason, InlineExecutor
+
+pytestmark = pytest.mark.process
 
 INSTALL = "mkdir packages; echo 'color = 7' > packages/colors.py; export PYTHONPATH=$PWD/packages:$PYTHONPATH\n"
 

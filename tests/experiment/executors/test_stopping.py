@@ -15,6 +15,8 @@ from executor_runs import Runs, await_none, environment, lives, members
 
 from determined.experiment.executors import EndReason, LocalExecutor, RunSpec
 
+pytestmark = pytest.mark.process
+
 SAVES = "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.01; done"
 STUBBORN = "trap '' TERM INT HUP; echo up; while :; do sleep 0.01; done"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from search_reference import grid_of
 from search_runs import created, play
@@ -164,7 +164,6 @@ SPACES = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(SPACES)
 def test_any_grid_is_the_product_of_its_axes(space: Space) -> None:
     product = grid_of(space)

@@ -17,6 +17,8 @@ from determined import pytorch, tracking
 from determined.pytorch import Batch
 from saving import records, train
 
+pytestmark = pytest.mark.process
+
 PROGRAM = """
 import sys
 from determined import pytorch

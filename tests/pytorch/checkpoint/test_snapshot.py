@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -61,7 +61,6 @@ def change_everything(value: Any) -> None:
 
 
 @given(state=states)
-@settings(max_examples=60, deadline=None)
 def test_nothing_done_to_a_state_changes_its_copy(state: dict[str, Any]) -> None:
     as_it_was = copy.deepcopy(state)
     copied = HostCopier().copy(state)
@@ -70,7 +69,6 @@ def test_nothing_done_to_a_state_changes_its_copy(state: dict[str, Any]) -> None
 
 
 @given(first=states, second=states)
-@settings(max_examples=60, deadline=None)
 def test_copy_of_another_state_into_the_same_buffers_is_right(first: dict[str, Any], second: dict[str, Any]) -> None:
     copier = HostCopier()
     copier.copy(first)

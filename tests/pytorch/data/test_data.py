@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler, get_worker_info
@@ -140,7 +140,6 @@ def test_impossible_positions_are_refused(position: dict[str, int], message: str
 # Order
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     size=st.integers(1, 30),
     batch_size=st.integers(1, 8),
@@ -167,7 +166,6 @@ def test_shard_and_position_equal_brute_force(
     assert every[: len(once)] == once[: len(every)]
 
 
-@settings(max_examples=50, deadline=None)
 @given(size=st.integers(1, 40), batch_size=st.integers(1, 50), seed=st.integers(0, 2**62))
 def test_every_shuffled_epoch_holds_every_sample_once(size: int, batch_size: int, seed: int) -> None:
     loader = numbers(size, batch_size, shuffle=True)
@@ -178,7 +176,6 @@ def test_every_shuffled_epoch_holds_every_sample_once(size: int, batch_size: int
         assert [len(batch) for batch in batches[:-1]] == [batch_size] * (len(loader) - 1)
 
 
-@settings(max_examples=50, deadline=None)
 @given(size=st.integers(1, 40), batch_size=st.integers(1, 10), drop_last=st.booleans())
 def test_plain_order_is_that_of_torch(size: int, batch_size: int, drop_last: bool) -> None:
     loader = numbers(size, batch_size, drop_last=drop_last)
@@ -187,7 +184,6 @@ def test_plain_order_is_that_of_torch(size: int, batch_size: int, drop_last: boo
     assert len(loader) == len(torch_loader)
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     batches=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3), min_size=1, max_size=7),
     num_replicas=st.integers(1, 4),

@@ -14,6 +14,8 @@ import pytest
 import forking
 from trials import records, saved_at, state_in
 
+pytestmark = pytest.mark.process
+
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
 PROGRAM = """

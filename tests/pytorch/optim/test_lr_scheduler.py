@@ -71,7 +71,6 @@ def simulated(mode: Any, frequency: int, aggregation: int, epoch_length: int, ba
     return steps
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     mode=st.sampled_from(AUTOMATIC),
     frequency=st.integers(1, 5),
