@@ -54,7 +54,7 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return sorted(done.stdout.splitlines())
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("label", "places", "nearby"),
     [
