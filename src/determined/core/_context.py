@@ -174,7 +174,7 @@ class Context:
             return to_delete
         except (errors.TrackingException, errors.StorageException, OSError) as error:
             # The training is done and saved; failing to clean up must not fail the program.
-            logger.warning("Not all checkpoints that need not stay could be deleted: %s", error)
+            logger.warning("Some expired checkpoints could not be deleted: %s", error)
             return []
 
     def flush(self) -> None:

@@ -199,7 +199,7 @@ class RunRecorder:
         return output.strip() if process.returncode == 0 else None
 
     def _write(self, messages: Sequence[tracking.Message]) -> None:
-        """Write to the database; keep for later what it does not take now, so that training goes on."""
+        """Write to the database; keep what it does not take now, so that training continues."""
         if self._writer is None and not self._waits_for_room:
             return
         self._unwritten += messages
