@@ -1,4 +1,4 @@
-"""The shape of the sources: `python tests/contract/house.py` prints what the plan of the code base counts."""
+"""The imports and sizes of the sources. `python tests/contract/house.py` prints lines, files and private imports."""
 
 from __future__ import annotations
 
