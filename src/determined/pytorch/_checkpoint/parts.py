@@ -16,11 +16,10 @@ from determined import errors
 from determined.pytorch._backends.base import StateCodec
 from determined.pytorch._callback import Callbacks
 from determined.pytorch._checkpoint import objects
-from determined.pytorch._checkpoint.run_state import ABSENT, Part, RunState
+from determined.pytorch._checkpoint.run_state import ABSENT, Part, RunState, Stateful
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data import rng
 from determined.pytorch._data.stream import Stream
-from determined.pytorch._loop.policy import CheckpointPolicy
 from determined.pytorch._loop.progress import Progress
 from determined.pytorch._metrics.window import MetricWindow, averaged_over_ranks
 from determined.pytorch._optim import free_parameters
@@ -35,7 +34,7 @@ def run_state(
     callbacks: Callbacks,
     progress: Progress,
     stream: Stream,
-    policy: CheckpointPolicy,
+    policy: Stateful,
     window: MetricWindow,
 ) -> RunState:
     """Return the state of a run."""
