@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import pathlib
@@ -30,40 +31,30 @@ _HOOKS_AFTER_WRITE = ("on_checkpoint_write_end", "on_checkpoint_end", "on_checkp
 ProgramFiles = tuple[code.Program, list[pathlib.Path]]
 
 
+@dataclasses.dataclass
 class Saver:
     """Saves the state of a run, on a thread beside the training where no callback must see the files first."""
 
-    def __init__(
-        self,
-        trial_class: type,
-        context: PyTorchTrialContext,
-        callbacks: Callbacks,
-        progress: Progress,
-        run_state: RunState,
-        rules: objects.Rules,
-        show: Callable[[str], None],
-        latest: str | None,
-    ) -> None:
-        """`rules` tell what a resume loads; `show` is called with the id of each checkpoint that is complete.
+    trial_class: type
+    context: PyTorchTrialContext
+    callbacks: Callbacks
+    progress: Progress
+    run_state: RunState
+    rules: objects.Rules
+    """What a resume loads."""
+    show: Callable[[str], None]
+    """Called with the id of each checkpoint that is complete."""
+    latest: str | None
+    """The id of the checkpoint saved or loaded last."""
 
-        `latest` is the checkpoint that the run continues from.
-        """
-        self._trial_class = trial_class
-        self._context = context
-        self._callbacks = callbacks
-        self._progress = progress
-        self._run_state = run_state
-        self._rules = rules
-        self._show = show
+    def __post_init__(self) -> None:
         self._warned: set[tuple[str, str]] = set()
         self._copier = HostCopier()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="resolute-writer")
         self._writing: Future[None] | None = None
-        wants = any(callbacks.wants(hook) for hook in _HOOKS_AFTER_WRITE)
-        self._waits = any(context.distributed.allgather(wants))
         self._unshown: str | None = None
-        self.latest = latest
-        """The id of the checkpoint saved or loaded last."""
+        wants = any(self.callbacks.wants(hook) for hook in _HOOKS_AFTER_WRITE)
+        self._waits = any(self.context.distributed.allgather(wants))
 
     @rng.set_aside()  # what hooks draw here, a run that goes on from the checkpoint does not draw
     def save(self) -> None:
@@ -72,19 +63,19 @@ class Saver:
         Where a callback has a hook that comes after the write, this waits for the write too.
         """
         program = self._program  # found on this thread: git must not be started while another forks workers
-        self._progress.last_ckpt = self._progress.batches_trained
-        shards = self._context.backend.codec.shards()
+        self.progress.last_ckpt = self.progress.batches_trained
+        shards = self.context.backend.codec.shards()
         if shards is not None:
-            self._context.backend.broadcast_buffers(self._context.models)
-        state = self._run_state.state_dict(shards)
-        self._callbacks.run("on_checkpoint_save_start", state)
+            self.context.backend.broadcast_buffers(self.context.models)
+        state = self.run_state.state_dict(shards)
+        self.callbacks.run("on_checkpoint_save_start", state)
         if shards is not None:
-            self._write(shards.take(self._encoded(state), ""), self._progress.batches_trained, program, shards)
-        elif self._context.distributed.is_chief:
+            self._write(shards.take(self._encoded(state), ""), self.progress.batches_trained, program, shards)
+        elif self.context.distributed.is_chief:
             self._begin_write(self._encoded(state), program)
         if self._waits:
             self.finish()
-            self._callbacks.run("on_checkpoint_upload_end", self.latest)
+            self.callbacks.run("on_checkpoint_upload_end", self.latest)
         self.poll()
 
     def poll(self) -> None:
@@ -99,12 +90,12 @@ class Saver:
             writing.result()
         uuid, self._unshown = self._unshown, None
         if uuid is not None:
-            self._show(uuid)
+            self.show(uuid)
 
     def finish(self) -> None:
         """Wait until the checkpoint that is being written is complete. All ranks must call this."""
         self.wait()
-        self.latest = self._context.distributed.broadcast(self.latest)
+        self.latest = self.context.distributed.broadcast(self.latest)
 
     def __enter__(self) -> Saver:
         return self
@@ -116,8 +107,8 @@ class Saver:
         """Return a state as plain data; warn, once, of each class in it that a resume would refuse."""
         encoder = objects.Encoder()
         plain: dict[str, Any] = encoder.encode(state)
-        refused = {(".".join(one.place), one.name) for one in encoder.found if not self._rules.admits(one)}
-        if self._context.distributed.is_chief:
+        refused = {(".".join(one.place), one.name) for one in encoder.found if not self.rules.admits(one)}
+        if self.context.distributed.is_chief:
             for place, name in sorted(refused - self._warned):
                 logger.warning(
                     "Checkpoints hold a %s under %s, which a resume loads only if the program calls "
@@ -130,7 +121,7 @@ class Saver:
         return plain
 
     def _begin_write(self, state: dict[str, Any], program: ProgramFiles) -> None:
-        write = functools.partial(self._write, self._copier.copy(state), self._progress.batches_trained, program)
+        write = functools.partial(self._write, self._copier.copy(state), self.progress.batches_trained, program)
         if self._waits:  # on this thread, where its hooks must run
             write()
         else:
@@ -140,16 +131,16 @@ class Saver:
         self, state: dict[str, Any], steps: int, program: ProgramFiles, shards: ShardWriter | None = None
     ) -> None:
         self._copier.ready()
-        checkpoints = self._context.services.checkpoint
+        checkpoints = self.context.services.checkpoint
         try:
             with checkpoints.store_path(checkpoint_format.metadata(steps), shard=shards is not None) as (folder, uuid):
                 if shards is not None:  # first, since all ranks must come here
                     shards.write(folder)
-                if self._context.distributed.is_chief:
+                if self.context.distributed.is_chief:
                     with storage.errors_naming(folder):
                         self._fill(folder, state, program)
-                    self._callbacks.run("on_checkpoint_write_end", folder)
-                    self._callbacks.run("on_checkpoint_end", str(folder))
+                    self.callbacks.run("on_checkpoint_write_end", folder)
+                    self.callbacks.run("on_checkpoint_end", str(folder))
         except errors.StorageException as error:
             safe = f"The last good checkpoint is {self.latest}." if self.latest else "There is none before it."
             raise errors.StorageException(f"The checkpoint of batch {steps} is not saved. {error} {safe}") from error
@@ -157,13 +148,13 @@ class Saver:
 
     def _fill(self, folder: pathlib.Path, state: dict[str, Any], program_files: ProgramFiles) -> None:
         program, files = program_files
-        checkpoint_format.write(folder, state, checkpoint_format.description(self._context, program, self._trial_class))
+        checkpoint_format.write(folder, state, checkpoint_format.description(self.context, program, self.trial_class))
         if program.root is not None:
             code.copy_program(program.root, files, folder / checkpoint_format.CODE_FOLDER)
 
     @functools.cached_property
     def _program(self) -> ProgramFiles:
-        program = code.program_of(self._trial_class)
+        program = code.program_of(self.trial_class)
         if program.root is None:
             return program, []
-        return program, code.program_files(program.root, [home().path, self._context.services.checkpoint.store.root])
+        return program, code.program_files(program.root, [home().path, self.context.services.checkpoint.store.root])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import re
@@ -33,35 +34,30 @@ _NEGATIONS = frozenset(("neg", "negative", "minus", "inv", "inverse", "non", "no
 POLICIES = ("best", "all", "none")
 
 
+@dataclasses.dataclass
 class CheckpointPolicy:
-    """The policies `all` and `none`, and the base of `best`.
+    """The policies `all` and `none`, and the base of `best`."""
 
-    `smaller_is_better` is what the user set; without it `default` applies, and then the words of the metric's name.
-    """
+    always: bool
+    metric_name: str | None
+    """The metric to compare; the first validation chooses it if the user named none."""
+    smaller_is_better: bool | None
+    """What the user set; without it `default` applies, and then the words of the metric's name."""
+    default: bool | None
 
-    def __init__(
-        self,
-        always: bool,
-        metric: str | None = None,
-        smaller_is_better: bool | None = None,
-        default: bool | None = None,
-    ) -> None:
-        self._always = always
-        self._metric = metric
-        self._is_named = metric is not None
-        self._given = smaller_is_better
-        self._default = default
+    def __post_init__(self) -> None:
+        self._is_named = self.metric_name is not None
 
     def wants(self, metrics: Mapping[str, Any]) -> bool:
         """Return whether a validation with these metrics is worth a checkpoint.
 
         A metric that the user named and that is not a number is a RuntimeError.
         """
-        if self._metric is None:
-            self._metric = _offered(metrics)
-        elif self._is_named and self._metric in metrics:
-            _number(self._metric, metrics)
-        return self._always
+        if self.metric_name is None:
+            self.metric_name = _offered(metrics)
+        elif self._is_named and self.metric_name in metrics:
+            _number(self.metric_name, metrics)
+        return self.always
 
     @property
     def metric(self) -> tuple[str, bool] | None:
@@ -69,13 +65,17 @@ class CheckpointPolicy:
 
         A direction that is guessed from a name is good enough to save a checkpoint, not to delete one.
         """
-        return None if self._metric is None or self._given is None else (self._metric, self._given)
+        return (
+            None
+            if self.metric_name is None or self.smaller_is_better is None
+            else (self.metric_name, self.smaller_is_better)
+        )
 
     @property
     def _is_smaller_better(self) -> bool | None:
         """Whether smaller is better; None if it is not known."""
-        known = self._default if self._given is None else self._given
-        return guess_smaller_is_better(str(self._metric)) if known is None else known
+        known = self.default if self.smaller_is_better is None else self.smaller_is_better
+        return guess_smaller_is_better(str(self.metric_name)) if known is None else known
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the policy must remember over a resume."""
@@ -85,62 +85,53 @@ class CheckpointPolicy:
         """Take over what `state_dict` returned."""
 
 
+@dataclasses.dataclass
 class Best(CheckpointPolicy):
     """A checkpoint for each validation that is better than all before it."""
 
-    def __init__(
-        self,
-        metric: str | None,
-        smaller_is_better: bool | None,
-        default: bool | None,
-        best_elsewhere: Callable[[], float | None],
-        say: Callable[[str], None],
-        warns: bool,
-    ) -> None:
-        super().__init__(False, metric, smaller_is_better, default)
-        self._best_elsewhere = best_elsewhere
-        self._say = say
-        self._warned = not warns
-        self._best: float | None = None
+    best_elsewhere: Callable[[], float | None]
+    say: Callable[[str], None]
+    warns: bool
+    best: float | None = None
 
     def wants(self, metrics: Mapping[str, Any]) -> bool:
         """Return whether this is the best validation so far; one that is not finite never is.
 
         Every validation is, where neither config nor names tell what to compare and whether smaller is better.
         """
-        if self._metric is None and not self._choose(metrics):
+        if self.metric_name is None and not self._choose(metrics):
             self._warn(f"which of the validation metrics {_own(metrics)} to compare")
             return True
-        if not self._is_named and not _is_number(metrics.get(str(self._metric))):
+        if not self._is_named and not _is_number(metrics.get(str(self.metric_name))):
             return False
-        value = _number(str(self._metric), metrics)
+        value = _number(str(self.metric_name), metrics)
         if self._is_smaller_better is None:
-            self._warn(f"whether a smaller or a larger {self._metric!r} is better")
+            self._warn(f"whether a smaller or a larger {self.metric_name!r} is better")
             return True
-        elsewhere = self._best_elsewhere()
-        if not math.isfinite(value) or not (self._beats(value, self._best) and self._beats(value, elsewhere)):
+        elsewhere = self.best_elsewhere()
+        if not math.isfinite(value) or not (self._beats(value, self.best) and self._beats(value, elsewhere)):
             return False
-        self._best = value
+        self.best = value
         return True
 
     def _choose(self, metrics: Mapping[str, Any]) -> bool:
         """Choose a metric to compare, if one offers itself, and show which."""
-        self._metric = _offered(metrics)
-        if self._metric is not None and self._is_smaller_better is not None:
+        self.metric_name = _offered(metrics)
+        if self.metric_name is not None and self._is_smaller_better is not None:
             way = "smallest" if self._is_smaller_better else "largest"
-            self._say(f"The best checkpoint is the one with the {way} {self._metric}.")
-        return self._metric is not None
+            self.say(f"The best checkpoint is the one with the {way} {self.metric_name}.")
+        return self.metric_name is not None
 
     def _warn(self, unknown: str) -> None:
         """Warn once that the best validation cannot be told."""
-        if not self._warned:
+        if self.warns:
             logger.warning(
                 "checkpoint_policy='best' cannot tell %s, so every validation is followed by a checkpoint; pass "
                 "fit(best_metric='...', smaller_is_better=...), or set metric and smaller_is_better in "
                 "exp_conf['searcher'].",
                 unknown,
             )
-        self._warned = True
+        self.warns = False
 
     def _beats(self, value: float, other: float | None) -> bool:
         if other is None or math.isnan(other):
@@ -149,14 +140,14 @@ class Best(CheckpointPolicy):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value so far and its metric."""
-        return {"metric": self._metric, "best": self._best}
+        return {"metric": self.metric_name, "best": self.best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the best value, unless it is of another metric than the one asked for now."""
-        if self._metric is None:
-            self._metric = state.get("metric")
-        if self._metric is not None and state.get("metric") == self._metric:
-            self._best = state["best"]
+        if self.metric_name is None:
+            self.metric_name = state.get("metric")
+        if self.metric_name is not None and state.get("metric") == self.metric_name:
+            self.best = state["best"]
 
 
 def policy_of(
@@ -181,7 +172,7 @@ def policy_of(
         smaller_is_better = None if given is None else bool(given)
     if name != "best":
         return CheckpointPolicy(name == "all", best_metric, smaller_is_better, default)
-    return Best(best_metric, smaller_is_better, default, best_elsewhere, say, warns)
+    return Best(False, best_metric, smaller_is_better, default, best_elsewhere, say, warns)
 
 
 def _offered(metrics: Mapping[str, Any]) -> str | None:

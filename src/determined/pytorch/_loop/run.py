@@ -141,9 +141,7 @@ def _train(
         for note in notes:
             display.say(note)
         compiles = compile_models(context)
-        reporter = Reporter(
-            context.services, progress, plan, context.reducers, callbacks, display, timings, compiles=compiles
-        )
+        reporter = Reporter(context.services, progress, plan, context.reducers, callbacks, display, timings, compiles)
         loop = Loop(
             plan=plan,
             progress=progress,

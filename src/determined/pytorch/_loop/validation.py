@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
@@ -21,35 +22,29 @@ from determined.pytorch._metrics.window import MetricWindow, plain_data, present
 from determined.pytorch._trial import PyTorchTrial, evaluate_batch_of, overrides
 
 
+@dataclasses.dataclass(slots=True)
 class Validation:
     """Runs validations over one loader. All ranks must run theirs at the same time."""
 
-    def __init__(
-        self,
-        trial: PyTorchTrial,
-        context: PyTorchTrialContext,
-        callbacks: Callbacks,
-        loader: Any,
-        max_batches: int | None,
-        stopping: Callable[[], bool],
-        show: Callable[[], None],
-        wait_for_writes: Callable[[], None],
-    ) -> None:
-        self._trial = trial
-        self._context = context
-        self._callbacks = callbacks
-        self._loader = loader
-        self._max_batches = max_batches
-        self._stopping = stopping
-        self._show = show
-        self._wait_for_writes = wait_for_writes
-        self._evaluates = False
-        self.batches_seen = 0
-        """Counts all batches of all validations."""
-        self._starts_workers = any(context.distributed.allgather(bool(getattr(loader, "num_workers", 0))))
-        self._by_batch = overrides(trial, "evaluate_batch")
+    trial: PyTorchTrial
+    context: PyTorchTrialContext
+    callbacks: Callbacks
+    loader: Any
+    max_batches: int | None
+    stopping: Callable[[], bool]
+    show: Callable[[], None]
+    wait_for_writes: Callable[[], None]
+    batches_seen: int = 0
+    """Counts all batches of all validations."""
+    _evaluates: bool = False
+    _by_batch: bool = dataclasses.field(init=False)
+    _starts_workers: bool = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self._starts_workers = any(self.context.distributed.allgather(bool(getattr(self.loader, "num_workers", 0))))
+        self._by_batch = overrides(self.trial, "evaluate_batch")
         if self._by_batch:
-            check_reducers(trial.evaluation_reducer())
+            check_reducers(self.trial.evaluation_reducer())
 
     def run(self) -> dict[str, Any]:
         """Return the metrics of a validation.
@@ -58,9 +53,9 @@ class Validation:
         find them so. A validation that fails leaves neither. When asked to stop it raises `Stopped` after a batch and
         leaves no trace in random numbers and reducers, so that the same validation can follow a resume.
         """
-        self._show()
+        self.show()
         if self._starts_workers:  # none is forked while another thread is in the middle of a write
-            self._wait_for_writes()
+            self.wait_for_writes()
         before = rng.get_state()
         try:
             return self._run()
@@ -68,7 +63,7 @@ class Validation:
             self.resume_training()
             if isinstance(error, Stopped):
                 rng.set_state(before)
-                self._context.reset_reducers()
+                self.context.reset_reducers()
             raise
 
     def resume_training(self) -> None:
@@ -78,26 +73,26 @@ class Validation:
 
     def _set_training(self, is_training: bool) -> None:
         self._evaluates = not is_training
-        for model in self._context.models:
+        for model in self.context.models:
             model.train() if is_training else model.eval()
         torch.set_grad_enabled(is_training)
 
     def _run(self) -> dict[str, Any]:
         self._set_training(False)
-        self._context.reset_reducers()
-        self._callbacks.run("on_validation_start")
-        self._context.backend.broadcast_buffers(self._context.models)
+        self.context.reset_reducers()
+        self.callbacks.run("on_validation_start")
+        self.context.backend.broadcast_buffers(self.context.models)
         metrics = self._evaluate_batches() if self._by_batch else self._evaluate_all()
-        return metrics | self._context.reduce_metrics(for_training=False)
+        return metrics | self.context.reduce_metrics(for_training=False)
 
     def _evaluate_all(self) -> dict[str, Any]:
         # Where a forward pass needs all ranks, all evaluate the same.
-        evaluates = self._context.distributed.is_chief or self._context.backend.forward_is_collective
+        evaluates = self.context.distributed.is_chief or self.context.backend.forward_is_collective
         metrics = self._evaluate_full_dataset() if evaluates else {}
-        return self._context.distributed.broadcast(metrics)
+        return self.context.distributed.broadcast(metrics)
 
     def _evaluate_full_dataset(self) -> dict[str, Any]:
-        metrics = self._trial.evaluate_full_dataset(self._loader)
+        metrics = self.trial.evaluate_full_dataset(self.loader)
         if not isinstance(metrics, Mapping):
             raise TypeError(f"evaluate_full_dataset() returned {metrics!r}; return a dict of metrics.")
         window = MetricWindow()
@@ -108,11 +103,11 @@ class Validation:
         }
 
     def _evaluate_batches(self) -> dict[str, Any]:
-        self._callbacks.run("on_validation_epoch_start")
-        own = self._outputs(itertools.islice(batches_of(self._loader), self._max_batches))
-        if own is not None and self._callbacks.wants("on_validation_epoch_end"):
-            self._callbacks.run("on_validation_epoch_end", [as_numpy(outputs) for outputs in own])
-        gathered = self._context.distributed.allgather(None if own is None else plain_data(own))
+        self.callbacks.run("on_validation_epoch_start")
+        own = self._outputs(itertools.islice(batches_of(self.loader), self.max_batches))
+        if own is not None and self.callbacks.wants("on_validation_epoch_end"):
+            self.callbacks.run("on_validation_epoch_end", [as_numpy(outputs) for outputs in own])
+        gathered = self.context.distributed.allgather(None if own is None else plain_data(own))
         per_rank = [columns for columns in gathered if columns is not None]
         if len(per_rank) < len(gathered):  # a rank was asked to stop
             raise Stopped
@@ -122,13 +117,13 @@ class Validation:
                 "The validation data loader has no batches; check the data set, and batch_size with drop_last."
             )
         _check_names(per_rank)
-        return combined(outputs, self._trial.evaluation_reducer())
+        return combined(outputs, self.trial.evaluation_reducer())
 
     def _outputs(self, batches: Iterable[Any]) -> BatchColumns | None:
         """Return the metrics of this rank's batches; None if it was asked to stop."""
-        evaluate, move = evaluate_batch_of(self._trial), self._context.batch_mover()
+        evaluate, move = evaluate_batch_of(self.trial), self.context.batch_mover()
         window = MetricWindow()
-        eval_batches = self._context.backend.eval_batches(batches, self._stopping)
+        eval_batches = self.context.backend.eval_batches(batches, self.stopping)
         for index, batch in enumerate(eval_batches):
             metrics = evaluate(move(batch), index)
             if type(metrics) is not dict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,99 +21,94 @@ from determined.pytorch._report.profile import Timings
 Timed = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
 
+@dataclasses.dataclass(slots=True)
 class Reporter:
     """Reports the metrics, the progress and the times of a run. All ranks must report at the same time."""
 
-    def __init__(
-        self,
-        services: Context,
-        progress: Progress,
-        plan: Plan,
-        reducers: ReducerSet,
-        callbacks: Callbacks,
-        display: Display,
-        timings: Timings,
-        *,
-        compiles: bool,
-    ) -> None:
-        """`compiles` is whether the first batch compiles the models."""
-        self._services = services
-        self._progress = progress
-        self._plan = plan
-        self._reducers = reducers
-        self._callbacks = callbacks
-        self._watch = FiniteWatch(services.distributed.is_chief)
-        self._display = display
-        self._timings = timings
-        self._compiles = compiles
-        self._began = 0.0
-        self.timed = timings.timed
-        """Returns a function that measures the time of a stage, while times are measured."""
+    services: Context
+    progress: Progress
+    plan: Plan
+    reducers: ReducerSet
+    callbacks: Callbacks
+    display: Display
+    timings: Timings
+    compiles: bool
+    """Whether the next batch compiles the models."""
+    _began: float = 0.0
+    _watch: FiniteWatch = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self._watch = FiniteWatch(self.services.distributed.is_chief)
+
+    @property
+    def timed(self) -> Timed:
+        """What returns a function that measures the time of a stage, while times are measured."""
+        return self.timings.timed
 
     def next_stop(self) -> int:
         """Return the number of batches at which measuring times begins or ends; after a batch that compiles."""
-        done = self._progress.batches_trained
-        change = done + 1 if self._compiles else self._timings.next_change(done)
+        done = self.progress.batches_trained
+        change = done + 1 if self.compiles else self.timings.next_change(done)
         return NEVER if change is None else change
 
     def begin_stretch(self) -> Timed:
         """Begin or end to measure times if it is time to, and return `timed`; before each stretch of batches."""
-        self._timings.check(self._progress.batches_trained)
-        if self._compiles:
-            self._display.say("The first batch compiles the models, which can take minutes.")
+        self.timings.check(self.progress.batches_trained)
+        if self.compiles:
+            self.display.say("The first batch compiles the models, which can take minutes.")
             self._began = time.monotonic()
         return self.timed
 
     def trained(self, last_batch: Any, count: int) -> None:
         """Show a number of batches that were trained since the last call."""
-        if self._compiles:
-            self._compiles = False
-            self._display.say(f"The first batch took {time.monotonic() - self._began:.1f} s with compiling.")
-        self._display.trained(last_batch, count)
+        if self.compiles:
+            self.compiles = False
+            self.display.say(f"The first batch took {time.monotonic() - self._began:.1f} s with compiling.")
+        self.display.trained(last_batch, count)
 
     def report_training(self, window: MetricWindow, *, keep: bool = False) -> None:
         """Report the metrics of the batches in a window and empty it; `keep` them for a window that is not complete."""
         batches, averaged = self._over_ranks(window.peek() if keep else window.take())
-        done, train = self._progress.batches_trained, self._services.train
+        done, train = self.progress.batches_trained, self.services.train
         self._watch.check_batches(batches, done)
         averaged = self._watch.recordable("training", averaged, done)
         metrics = self.with_position(averaged)
-        self._services.steps_completed = done
+        self.services.steps_completed = done
         train.report_training_metrics(done, metrics, batches)
-        train.report_progress(min(done / self._plan.total_batches, 1.0))
+        train.report_progress(min(done / self.plan.total_batches, 1.0))
         self._report_times()
-        self._display.reported(metrics)
-        if self._callbacks.wants("on_training_workload_end"):
+        self.display.reported(metrics)
+        if self.callbacks.wants("on_training_workload_end"):
             per_batch = [as_numpy(one) for one in batches]
-            self._callbacks.run("on_training_workload_end", self.with_position(as_numpy(averaged)), per_batch)
+            self.callbacks.run("on_training_workload_end", self.with_position(as_numpy(averaged)), per_batch)
         if not keep:
-            self._reducers.reset()
+            self.reducers.reset()
 
     def report_validation(self, metrics: dict[str, Any]) -> None:
         """Report the metrics of a validation at this batch."""
-        done = self._progress.batches_trained
+        done = self.progress.batches_trained
         metrics = self._watch.recordable("validation", metrics, done)
-        self._services.train.report_validation_metrics(done, self.with_position(metrics))
-        self._display.validated(metrics)
+        self.services.train.report_validation_metrics(done, self.with_position(metrics))
+        self.display.validated(metrics)
         try:
-            self._callbacks.run("on_validation_end", as_numpy(metrics))
+            self.callbacks.run("on_validation_end", as_numpy(metrics))
         finally:  # a callback may leave the loop, and the checkpoint that follows is one of training
-            self._reducers.reset()
+            self.reducers.reset()
 
     def with_position(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """Return metrics with how far training has come, unless the trial has metrics of such names."""
-        position = {"batches": self._progress.batches_trained, "epochs": self._progress.epochs_trained}
+        position = {"batches": self.progress.batches_trained, "epochs": self.progress.epochs_trained}
         return metrics | position | metrics
 
     def report_times(self) -> None:
         """Report the times since the last window, and show where all of the time went."""
         self._report_times()
-        for line in self._timings.summary():
-            self._display.say(line)
+        for line in self.timings.summary():
+            self.display.say(line)
 
     def show_places(self, checkpoint: str | None, is_first_fit: bool) -> None:
         """Show where everything is, and how to go on from a checkpoint; the runner of a managed run shows it."""
-        services = self._services
+        services = self.services
         if not services.distributed.is_chief or services.info is not None:
             return
         places = [("checkpoints", str(services.checkpoint.store.root))]
@@ -124,11 +120,11 @@ class Reporter:
             command = continue_command(checkpoint) if is_first_fit else f"fit(latest_checkpoint={checkpoint!r})"
             places.append(("continue", command))
         for label, place in places:
-            self._display.say(f"{label:>11}: {place}")
+            self.display.say(f"{label:>11}: {place}")
 
     def _over_ranks(self, own: BatchColumns) -> tuple[BatchColumns, dict[str, Any]]:
         """Return the metrics of each batch, and those of the window, over all ranks."""
-        ranks, reducers = self._services.distributed, self._reducers
+        ranks, reducers = self.services.distributed, self.reducers
         if ranks.size == 1:
             return own, averages(own) | reducers.reduce(for_training=True)
         per_rank = ranks.allgather((plain_data(own), reducers.gathered(for_training=True)))
@@ -137,5 +133,5 @@ class Reporter:
         return averaged_over_ranks(parts), averages(BatchColumns.interleaved(parts)) | reduced
 
     def _report_times(self) -> None:
-        if times := self._timings.take():
-            self._services.train.report_metrics("timing", self._progress.batches_trained, times)
+        if times := self.timings.take():
+            self.services.train.report_metrics("timing", self.progress.batches_trained, times)
