@@ -146,8 +146,9 @@ class PyTorchTrialContext(TrialContext):
         if isinstance(lr_scheduler, plateau) and step_mode is not Mode.MANUAL_STEP:
             raise errors.InvalidExperimentException(
                 f"ReduceLROnPlateau needs a metric, so the loop cannot step it ({step_mode.name}); wrap it with "
-                "LRScheduler.StepMode.MANUAL_STEP, and call scheduler.step(metrics['validation_loss']) in the "
-                "on_validation_end(metrics) of a pytorch.PyTorchCallback."
+                "LRScheduler.StepMode.MANUAL_STEP, and step it in a pytorch.PyTorchCallback:\n\n"
+                "    def on_validation_end(self, metrics):\n"
+                "        self.scheduler.step(metrics['validation_loss'])"
             )
         self.lr_schedulers.append(wrapped)
         return lr_scheduler
