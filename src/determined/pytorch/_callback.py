@@ -106,7 +106,7 @@ class Callbacks:
 
     @contextlib.contextmanager
     def trial(self, first_batch_idx: int, checkpoint_uuid: str | None) -> Iterator[None]:
-        """Run the hooks of a trial's start and end; each callback is told of the end, whatever happens in the block."""
+        """Run the hooks of a trial's start and end; on_trial_shutdown runs whatever happens in the block."""
         try:
             self.run("on_trial_startup", first_batch_idx, checkpoint_uuid)
             yield

@@ -63,7 +63,7 @@ class PyTorchTrialContext(TrialContext):
         self._progress: Progress | None = None
         self.initial_batch = initial_batch
         """Batches trained before this run. Until `fit` has found its checkpoint: those of the configured checkpoint."""
-        self.initial_batch_told = 0
+        self.reported_initial_batch = 0
         """What `get_initial_batch` returned last outside the training loop."""
         self._warned_types: set[type] = set()
         self._summary_writer: Any = None
@@ -331,7 +331,7 @@ class PyTorchTrialContext(TrialContext):
         build a loader that is not a `pytorch.DataLoader`, that loader must start at this batch.
         """
         if self._progress is None:
-            self.initial_batch_told = self.initial_batch
+            self.reported_initial_batch = self.initial_batch
         return self.initial_batch
 
     def is_epoch_start(self) -> bool:

@@ -16,7 +16,7 @@ from determined.pytorch._trial import PyTorchTrial, overrides
 def build_data(trial: PyTorchTrial, context: PyTorchTrialContext) -> tuple[Stream, Any]:
     """Return the training data and the validation data of a trial. All ranks must call this."""
     training = _checked_loader(trial.build_training_data_loader(), "build_training_data_loader", context)
-    begins_at = context.initial_batch_told
+    begins_at = context.reported_initial_batch
     validation = _checked_loader(trial.build_validation_data_loader(), "build_validation_data_loader", context)
     if any(getattr(loader, "num_workers", 0) for loader in (training, validation)):
         # Workers are forked, and must not be while the other thread imports: they would inherit a held lock.
