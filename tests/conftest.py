@@ -23,9 +23,9 @@ from hosts import Hosts, connected
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[variable] = "1"
 
-# In memory where there is room: tests write through to the disk many thousand times. Before a temporary folder is made.
+# In memory where there is room: tests write through to the disk many thousand times.
 if "TMPDIR" not in os.environ and os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 4 << 30:
-    os.environ["TMPDIR"] = "/dev/shm"
+    tempfile.tempdir = os.environ["TMPDIR"] = "/dev/shm"
 
 # A shell starts what it runs in the background deaf to Ctrl-C, and programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

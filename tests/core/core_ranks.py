@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import determined
+import forking
 from determined import core
 
 SOURCES = pathlib.Path(determined.__file__).parents[1]
@@ -59,11 +60,19 @@ def free_port() -> int:
         return port
 
 
+def start_process(command: Sequence[str], **options: Any) -> Any:
+    """Start a command as `subprocess.Popen` does; Python is forked, where nothing comes before it."""
+    if command[0] != sys.executable:
+        return subprocess.Popen(command, **options)
+    del options["text"]
+    return forking.start(command[1:], **options)
+
+
 class Rank:
     """A process that is one rank; its output can be awaited line by line."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
+        self.process = start_process(
             command,
             env={**os.environ, "PYTHONPATH": str(SOURCES), **environment},
             stdin=subprocess.PIPE,
