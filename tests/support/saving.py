@@ -61,6 +61,8 @@ def program_in(folder: pathlib.Path) -> pathlib.Path:
 
 def trial_with(callback: pytorch.PyTorchCallback, base: type[LineTrial] = LineTrial) -> type[LineTrial]:
     class Trial(base):
+        __module__ = type(callback).__module__  # a class of the program that has the callback
+
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
             return {"mine": callback}
 
