@@ -297,8 +297,12 @@ def test_a_name_of_a_megabyte_is_cut_in_a_table(det: Det, start: Callable[..., A
     assert len(det("experiment", "list").stdout) < 10_000
 
 
-def test_the_module_runs_as_a_program(finished: Any) -> None:
-    command = [sys.executable, "-m", "determined.cli", "experiment", "list", "--json"]
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "program", [[sys.executable, "-m", "determined.cli"], [str(pathlib.Path(sys.executable).with_name("det"))]]
+)
+def test_the_module_and_the_script_run_as_programs(program: list[str], finished: Any) -> None:
+    command = [*program, "experiment", "list", "--json"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert json.loads(result.stdout)[0]["name"] == "digits"
 

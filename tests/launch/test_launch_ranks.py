@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -45,6 +47,12 @@ def test_long_lines_of_many_ranks_stay_whole_in_a_pipe(
     name = script("import os\nfor _ in range(9): os.write(1, os.environ['RANK'].encode() * 150_000 + b'\\n')")
     lines = start("--nproc-per-node", "3", "--", name).communicate(timeout=60)[0].splitlines()
     assert sorted(lines) == [f"[rank={rank}] {rank * 150_000}" for rank in "012" for _ in range(9)]
+
+
+def test_module_runs_as_a_program(script: Callable[[str], str]) -> None:
+    command = [sys.executable, "-m", "determined.launch.torch_distributed", *TWO, script("print('here')")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[rank=0] here", "[rank=1] here"]), done.stderr
 
 
 def test_one_process_needs_no_prefix_and_any_program_runs(
