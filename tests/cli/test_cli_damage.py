@@ -58,7 +58,8 @@ def assert_said_in_one_line(result: Any) -> None:
         assert result.stderr.strip().isprintable()
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# A fifth of the examples: each runs all commands, and what the rows may hold is tested below `tests/tracking` as well.
+@settings(max_examples=settings.default.max_examples // 5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), value=values)
 def test_rows_that_hold_anything_are_shown_or_refused_in_one_line(
     data: st.DataObject, value: Any, det: Det, finished: Any, home: pathlib.Path

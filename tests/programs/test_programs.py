@@ -31,6 +31,11 @@ def test_program_trains_under_python(program: pathlib.Path) -> None:
     run(program, "train.py")
 
 
+@pytest.mark.parametrize(
+    "program",
+    [name if name == "plain" else pytest.param(name, marks=pytest.mark.thorough) for name in PROGRAMS],
+    indirect=True,
+)
 def test_program_trains_as_an_experiment(program: pathlib.Path) -> None:
     output = run(program, "-m", "determined.cli", "experiment", "create", "experiment.yaml", ".", "--follow")
     assert "COMPLETED" in output, output
