@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator
@@ -231,13 +232,14 @@ def test_too_little_shared_memory_is_an_error_with_the_remedy() -> None:
     in_own_mounts = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"', "sh"]
     if not shutil.which("unshare") or subprocess.run([*in_own_mounts, "true"], capture_output=True).returncode:
         pytest.skip("this machine lets the test mount no small /dev/shm of its own")
-    ended = subprocess.run(
-        [*in_own_mounts, sys.executable, "-c", SHARING_PROGRAM],
-        env=program_environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as home:  # the test's own may be in /dev/shm itself
+        ended = subprocess.run(
+            [*in_own_mounts, sys.executable, "-c", SHARING_PROGRAM],
+            env=program_environment() | {"DET_HOME": home},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
     assert ended.returncode == 1
     last_line = ended.stderr.strip().splitlines()[-1]
     assert "/dev/shm, which has 0 MiB" in last_line
