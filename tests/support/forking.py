@@ -308,6 +308,7 @@ def _execute(args: list[str]) -> None:
     if args[0] == "-m":
         sys.argv[:] = args[1:]
         sys.path.insert(0, os.getcwd())
+        sys.modules.pop(args[1], None)  # else a warning that it has been imported
         runpy.run_module(args[1], run_name="__main__", alter_sys=True)
         return
     main = sys.modules["__main__"] = types.ModuleType("__main__")
