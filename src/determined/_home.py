@@ -61,6 +61,11 @@ class Home:
         """One folder a checkpoint id."""
         return self.path / "checkpoints"
 
+    @property
+    def distributed_key(self) -> pathlib.Path:
+        """The key by which ranks of this user on one machine sign what they exchange."""
+        return self.path / "distributed.key"
+
     def tensorboards(self, experiment_id: int) -> pathlib.Path:
         """TensorBoard files of all trials of an experiment."""
         return self.path / "tensorboard" / f"experiment-{experiment_id}"

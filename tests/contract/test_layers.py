@@ -63,7 +63,6 @@ PRIVATE_IMPORTS: dict[str, set[str]] = {
         "determined.experiment._searching",
     },
     "experiment": {
-        "determined.core._distributed",
         "determined.launch._command",
         "determined.launch._ends",
         "determined.launch._harness",
@@ -76,8 +75,6 @@ PRIVATE_IMPORTS: dict[str, set[str]] = {
         "determined.experiment._rehearsal",
         "determined.launch._harness",
     },
-    "launch": {"determined.core._distributed"},
-    "pytorch": {"determined.core._address", "determined.core._distributed", "determined.core._watch"},
     "web": {"determined.experiment._ranking"},
 }
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import pathlib
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -45,16 +43,6 @@ def read_curves() -> Callable[[pathlib.Path], dict[str, list[tuple[int, float]]]
         return curves
 
     return read
-
-
-@pytest.fixture
-def meeting_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
-    """Where the ranks of the test meet: a short path, as sockets need it."""
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="ranks-"))
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setenv("TMPDIR", str(folder))
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -25,7 +26,10 @@ SECONDS = 60.0
 
 PRELUDE = """
 import json, os, sys
+import torch.distributed  # which takes seconds, and not every rank the same
 from determined import core, errors
+print("imported", flush=True)
+sys.stdin.readline()
 context = core.DistributedContext(**json.loads(sys.argv[1]))
 rank = context.rank
 def say(*words):
@@ -74,7 +78,7 @@ class Rank:
     def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
         self.process = start_process(
             command,
-            env={**os.environ, "PYTHONPATH": str(SOURCES), **environment},
+            env={**os.environ, "PYTHONPATH": str(SOURCES), "TORCH_CPP_LOG_LEVEL": "ERROR", **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -130,19 +134,24 @@ class Ranks:
         self.all: list[Rank] = []
 
     def start(
-        self, program: str, *arguments: dict[str, Any], prefix: Sequence[str] = (), **environment: str
+        self, program: str, *arguments: dict[str, Any], prefixes: Sequence[Sequence[str]] = (), **environment: str
     ) -> list[Rank]:
-        """Start one process for each set of arguments."""
+        """Start one process for each set of arguments; a prefix is a command that starts it."""
         started = [
             Rank([*prefix, sys.executable, "-W", "error", "-c", PRELUDE + program, json.dumps(each)], environment)
-            for each in arguments
+            for each, prefix in itertools.zip_longest(arguments, prefixes, fillvalue=())
         ]
         self.all += started
+        for each in started:
+            assert each.line() == "imported"
+        for each in started:
+            each.tell()
         return started
 
     def job(self, program: str, size: int, **options: Any) -> list[Rank]:
         """Start a job of `size` ranks on this machine."""
-        return self.start(program, *({**numbers(rank, size), "timeout": SECONDS, **options} for rank in range(size)))
+        options = {"timeout": SECONDS, "pub_port": free_port(), **options}
+        return self.start(program, *({**numbers(rank, size), **options} for rank in range(size)))
 
     def end(self) -> None:
         for rank in self.all:
@@ -153,9 +162,10 @@ class Ranks:
 def contexts(size: int, machines: int = 1, order: Sequence[int] | None = None, **options: Any) -> Iterator[list[Any]]:
     """Contexts of all ranks in this process, made one after the other in the order given."""
     made: dict[int, core.DistributedContext] = {}
+    options = {"timeout": SECONDS, "pub_port": free_port(), "pull_port": free_port(), **options}
     try:
         for rank in order or range(size):
-            made[rank] = core.DistributedContext(**numbers(rank, size, machines), **{"timeout": SECONDS, **options})
+            made[rank] = core.DistributedContext(**numbers(rank, size, machines), **options)
         yield [made[rank] for rank in range(size)]
     finally:
         for context in made.values():

@@ -37,7 +37,7 @@ Job = Callable[..., list[str]]
 
 
 @pytest.fixture
-def job(ranks: Ranks, meeting_folder: pathlib.Path) -> Job:
+def job(ranks: Ranks) -> Job:
     """Runs a program in several ranks, in which `checkpoints` is the service, and returns what each says last."""
 
     def run(program: str, size: int = 2, **options: Any) -> list[str]:
@@ -148,7 +148,7 @@ say(store(checkpoints, {f"weights-{rank}": ""}))
     assert [path.name for path in home().checkpoints.iterdir()] == [one]
 
 
-def test_a_rank_that_dies_takes_the_checkpoint_with_it(ranks: Ranks, meeting_folder: pathlib.Path) -> None:
+def test_a_rank_that_dies_takes_the_checkpoint_with_it(ranks: Ranks) -> None:
     program = """
 try:
     with core.init(distributed=context) as job, job.checkpoint.store_path(shard=True) as (folder, uuid):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from typing import Any
 
@@ -190,18 +191,20 @@ def test_rank_that_hangs_is_named_with_its_stack() -> None:
     assert "time.sleep(60)" in ended[0].output
 
 
-def slow_with_own_timeout(seconds: float) -> None:
+def slow_with_own_timeout(seconds: float, port: int) -> None:
     rank = int(os.environ["RANK"])
     torch.distributed.init_process_group("gloo")
     own = core.DistributedContext(
         rank=rank, size=2, local_rank=rank, local_size=2, cross_rank=0, cross_size=1,
-        pub_port=int(os.environ["MASTER_PORT"]), timeout=seconds,
+        pub_port=port, timeout=seconds,
     )  # fmt: skip
     fit(StuckTrial, {"distributed": own}, max_length=Batch(100_000), reporting_period=Batch(1000))
 
 
 def test_timeout_of_the_given_context_is_that_of_the_hang_watch() -> None:
-    with ranks.started(slow_with_own_timeout, 2, 3.0) as started:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with ranks.started(slow_with_own_timeout, 2, 3.0, port) as started:
         started.await_output(1, "stuck")
         ended = started.wait(3 + SOON)
     assert [one.status for one in ended] == [1, 1]

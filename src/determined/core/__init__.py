@@ -6,7 +6,6 @@
 
 from determined.core._checkpoint import CheckpointContext, DownloadMode
 from determined.core._context import Context, TensorboardMode, init
-from determined.core._distributed import DistributedContext
 from determined.core._dummies import (
     DummyCheckpointContext,
     DummyDistributedContext,
@@ -21,6 +20,7 @@ from determined.core._recorder import RunFacts as RunFacts
 from determined.core._searcher import SearcherContext, SearcherMode, SearcherOperation, Unit
 from determined.core._searcher import parse_length as parse_length
 from determined.core._train import EarlyExitReason, TrainContext
+from determined.core.distributed import DistributedContext
 
 __all__ = [
     "CheckpointContext",

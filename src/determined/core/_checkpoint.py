@@ -25,7 +25,6 @@ from determined.core._checkpoint_shards import (
     on_first_rank,
     wait_for_machine,
 )
-from determined.core._distributed import DistributedContext
 from determined.core._recorder import RunRecorder, checked_metadata
 from determined.core.checkpoint_gc import (
     METADATA_FILE,
@@ -34,6 +33,7 @@ from determined.core.checkpoint_gc import (
     saved_message,
     steps_completed,
 )
+from determined.core.distributed import DistributedContext
 
 Selector = Callable[[str], bool]
 

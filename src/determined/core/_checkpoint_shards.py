@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 from determined import errors, storage
-from determined.core._distributed import DistributedContext
+from determined.core.distributed import DistributedContext
 
 T = TypeVar("T")
 

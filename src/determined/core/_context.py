@@ -18,15 +18,14 @@ from determined._home import home, note_invalid_hp
 from determined._info import get_cluster_info
 from determined._packages import note_missing_package
 from determined.core._checkpoint import CheckpointContext
-from determined.core._distributed import DistributedContext
 from determined.core._outbox import Outbox
 from determined.core._preempt import PreemptContext, PreemptMode
 from determined.core._profiler import ProfilerContext
 from determined.core._recorder import RunFacts, RunRecorder
 from determined.core._searcher import SearcherContext
 from determined.core._train import EarlyExitReason, ScalarLog, TrainContext
-from determined.core._watch import RankWatch, message_of
 from determined.core.checkpoint_gc import expired_checkpoints
+from determined.core.distributed import DistributedContext, HealthMonitor
 
 logger = logging.getLogger("determined.core")
 
@@ -69,9 +68,9 @@ class Context:
         self.train = TrainContext(self.recorder, self.scalars, tracking.searcher_metric(facts.config))
         self.checkpoint = CheckpointContext(distributed, store, self.recorder)
         self.preempt = PreemptContext(distributed, preempt_mode)
-        line = distributed.side_line()
-        self.watch = None if line is None else RankWatch(distributed, line, self.preempt)
-        """The watch over the other ranks; None for a process that trains alone."""
+        exchange = distributed.exchange
+        self.health = None if exchange is None else HealthMonitor(distributed, exchange, self.preempt)
+        """The monitor of the other ranks; None for a process that trains alone."""
         self.searcher = SearcherContext(distributed, facts.config, self.train.report_progress)
         self.profiler = ProfilerContext(
             lambda group, metrics: self.train.report_metrics(group, self.steps_completed, metrics)
@@ -83,8 +82,8 @@ class Context:
     def __enter__(self) -> Context:
         tensorboard.set_current(lambda: self.scalars.file)
         self.preempt.start()
-        if self.watch is not None:
-            self.watch.start(self._abort)
+        if self.health is not None:
+            self.health.start(self._abort)
             self.recorder.share_ids(self.distributed)
         return self
 
@@ -99,9 +98,9 @@ class Context:
         if error is not None:
             note_missing_package(error)
         self.preempt.listen()  # a signal that comes now must not keep the end from being written
-        if self.watch is not None and error is not None and not _is_orderly(error):
-            if (elsewhere := self.watch.explain(error)) is not None and not elsewhere.invalid_hp:
-                self._stop_after(errors.PeerLostException(message_of(self.distributed.rank, elsewhere)))
+        if self.health is not None and error is not None and not _is_orderly(error):
+            if (elsewhere := self.health.explain(error)) is not None and not elsewhere.invalid_hp:
+                self._stop_after(errors.PeerLostException(elsewhere.message(self.distributed.rank)))
             elif elsewhere is not None:
                 error = errors.InvalidHP(elsewhere.reason)
         failure = self._leave(error)
@@ -148,8 +147,8 @@ class Context:
             # Last: until everything is written, a signal must not end the process.
             stack.callback(self.preempt.close)
             stack.callback(self.distributed.close)
-            if self.watch is not None:
-                stack.callback(self.watch.close, failed=failed)
+            if self.health is not None:
+                stack.callback(self.health.close, failed=failed)
             stack.callback(self.recorder.close)
             stack.callback(self.scalars.close)
             stack.callback(self._outbox.close)

@@ -11,13 +11,13 @@ import os
 from determined import storage, tracking
 from determined._home import home
 from determined.core._checkpoint import CheckpointContext
-from determined.core._distributed import DistributedContext
 from determined.core._outbox import Outbox
 from determined.core._preempt import PreemptContext, PreemptMode
 from determined.core._profiler import ProfilerContext
 from determined.core._recorder import RunFacts, RunRecorder
 from determined.core._searcher import SearcherContext
 from determined.core._train import ScalarLog, TrainContext
+from determined.core.distributed import DistributedContext
 
 logger = logging.getLogger("determined.core")
 

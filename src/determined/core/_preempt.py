@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from determined import errors
-from determined.core._distributed import DistributedContext
+from determined.core.distributed import DistributedContext
 
 _SAME_INTERRUPT_S = 0.5
 

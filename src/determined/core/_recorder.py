@@ -18,8 +18,8 @@ from determined import errors, tracking
 from determined._home import home
 from determined._info import ClusterInfo
 from determined._version import VERSION
-from determined.core._distributed import DistributedContext
 from determined.core._outbox import Outbox
+from determined.core.distributed import DistributedContext
 
 logger = logging.getLogger("determined.core")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from determined import errors
-from determined.core._distributed import DistributedContext
+from determined.core.distributed import DistributedContext
 
 _LOCAL = {"searcher": {"max_length": {"epochs": 1}}}
 

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from determined import errors
 from determined._info import ClusterInfo, get_cluster_info
-from determined.core._distributed import timeout_seconds
+from determined.core.distributed import timeout_seconds
 from determined.launch._command import (
     MODULE,
     USAGE,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from determined.core._distributed import DEFAULT_TIMEOUT, TIMEOUT_VARIABLE
+from determined.core.distributed import DEFAULT_TIMEOUT_S, TIMEOUT_VARIABLE
 from determined.experiment.executors._output import gist
 from determined.experiment.executors._patterns import Patterns
 from determined.experiment.executors._processes import children
@@ -209,9 +209,9 @@ class Keeper:
 
     def _longest_wait(self) -> float:
         try:
-            timeout = float(self._environment.get(TIMEOUT_VARIABLE) or DEFAULT_TIMEOUT)
+            timeout = float(self._environment.get(TIMEOUT_VARIABLE) or DEFAULT_TIMEOUT_S)
         except ValueError:  # the ranks say so themselves
-            timeout = DEFAULT_TIMEOUT
+            timeout = DEFAULT_TIMEOUT_S
         return max(self._spec.patience, timeout)
 
     def _kill_overdue(self) -> None:

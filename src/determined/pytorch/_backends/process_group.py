@@ -16,8 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from determined._slurm import translate_slurm
 from determined.core import DistributedContext
-from determined.core._address import TcpAddress
-from determined.core._distributed import timeout_seconds
+from determined.core.distributed import listen, timeout_seconds
 from determined.pytorch._backends.base import Backend
 from determined.pytorch._backends.ddp import NoGroup, Replicas
 from determined.pytorch._backends.single import SingleProcess
@@ -108,10 +107,9 @@ def _narrow_store(timeout: datetime.timedelta) -> tuple[Any, int, int] | None:
         return None
     host, port = variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")
     try:
-        listener = TcpAddress(host, int(port)).listen()
+        door = listen(host, int(port)).detach()
     except (OSError, ValueError):
         return None
-    door = listener.socket.detach()
     serve = dist.TCPStore  # type: ignore[attr-defined]  # as documented
     return serve(host, int(port), int(size), True, timeout, multi_tenant=True, master_listen_fd=door), 0, int(size)
 

@@ -60,8 +60,8 @@ class Loop:
         except ShouldExit as request:
             self.stops.check_exit(request)
             self.leave(save=not request.skip_exit_checkpoint)
-        except InvalidHP as error:
-            if self.stops.agree_to_exit(error):
+        except InvalidHP:
+            if self.stops.agree_to_exit():
                 self.leave(save=True)
             raise
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from determined.core._watch import RankWatch
+from determined.core.distributed import HealthMonitor
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._loop.plan import ShouldExit, Stopped
 from determined.pytorch._loop.progress import Progress
@@ -48,13 +48,13 @@ class Stops:
         """Return whether to stop at this batch."""
         return self.wanted()
 
-    def agree_to_exit(self, reason: BaseException) -> bool:
+    def agree_to_exit(self) -> bool:
         """Return whether all ranks leave the loop because of what the program raised."""
         return True
 
     def check_exit(self, request: ShouldExit) -> None:
         """Raise the request of the program to leave the loop unless it is made on all ranks."""
-        if not self.agree_to_exit(request):
+        if not self.agree_to_exit():
             request.add_note(
                 "Not all ranks raised ShouldExit, and one cannot leave the loop alone: raise it on all of them, or "
                 "use context.set_stop_requested(True), by which one rank stops all."
@@ -76,40 +76,40 @@ class Stops:
 class SharedStops(Stops):
     """Stops of several ranks: all at the same batch, which they agree on."""
 
-    def __init__(self, context: PyTorchTrialContext, watch: RankWatch, progress: Progress) -> None:
+    def __init__(self, context: PyTorchTrialContext, health: HealthMonitor, progress: Progress) -> None:
         super().__init__(context)
-        self._watch = watch
+        self._health = health
         self._progress = progress
-        self.bound = watch.stop
+        self.bound = health.stop
 
     def wanted(self) -> bool:
         """Return whether any rank asks to stop."""
         if super().wanted():
-            self._watch.stop.ask()
+            self._health.stop.request()
             return True
-        return self._watch.stop.is_made
+        return self._health.stop.is_agreed
 
     def now(self) -> bool:
         """Return whether this is the batch at which all ranks stop."""
         self.wanted()  # which tells the others
-        return self._watch.stop.is_reached(self._progress.batches_trained)
+        return self._health.stop.is_reached(self._progress.batches_trained)
 
-    def agree_to_exit(self, reason: BaseException) -> bool:
+    def agree_to_exit(self) -> bool:
         """Tell the other ranks that the program leaves the loop; returns whether it does so on all of them."""
-        return self._watch.leave_unasked(type(reason).__name__, self._progress.batches_trained)
+        return self._health.agree_to_exit()
 
     @contextlib.contextmanager
     def following(self, pulse: Callable[[], object]) -> Iterator[None]:
         """Let the other ranks know how far this one is, and that it is alive while `pulse` changes."""
         with (
-            self._watch.following(lambda: self._progress.batches_trained, pulse),
+            self._health.following(lambda: self._progress.batches_trained, pulse),
             self.preempt.listening(also_after_failure=True),
         ):
             yield
-        self._watch.stop.end()
+        self._health.stop.reset()
 
 
 def stops_of(context: PyTorchTrialContext, progress: Progress) -> Stops:
     """Return how this run stops."""
-    watch = context.services.watch
-    return Stops(context) if watch is None else SharedStops(context, watch, progress)
+    health = context.services.health
+    return Stops(context) if health is None else SharedStops(context, health, progress)

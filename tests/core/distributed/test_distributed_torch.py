@@ -14,8 +14,6 @@ from core_ranks import SOURCES, together
 
 from determined import core, errors
 
-pytestmark = pytest.mark.usefixtures("meeting_folder")
-
 PROGRAM = """
 import os, sys
 import torch.distributed as dist

@@ -18,11 +18,6 @@ class Layout:
     cross_rank: int
     cross_size: int
 
-    @property
-    def has_several_machines(self) -> bool:
-        """Whether the ranks of this machine are not all there are."""
-        return self.cross_size > 1
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Description:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pathlib
-import shutil
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +14,6 @@ from hypothesis import strategies as st
 
 CALLS = ("gather", "gather_local", "allgather", "allgather_local", "broadcast", "broadcast_local")
 
-
-pytestmark = pytest.mark.usefixtures("meeting_folder")
 
 ALL_CALLS = """
 import numpy
@@ -116,7 +111,8 @@ def test_contexts_can_be_made_in_any_order(order: tuple[int, ...]) -> None:
 
 def test_workers_wait_for_a_chief_that_starts_later(ranks: Ranks) -> None:
     program = "say('ready'); say(context.allgather(rank))"
-    places = [{**numbers(rank, 2), "timeout": 60} for rank in range(2)]
+    port = free_port()
+    places = [{**numbers(rank, 2), "timeout": 60, "pub_port": port} for rank in range(2)]
     (worker,) = ranks.start(program, places[1])
     assert worker.line() == "ready"
     (chief,) = ranks.start(program, places[0])
@@ -146,12 +142,8 @@ OBJECTS = st.recursive(
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[list[Any]]:
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="ranks-"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", str(folder))
-        with contexts(2, pub_port=free_port()) as both:
-            yield both
-    shutil.rmtree(folder)
+    with contexts(2) as both:
+        yield both
 
 
 @given(st.tuples(OBJECTS, OBJECTS))
@@ -182,13 +174,8 @@ def test_threads_of_a_rank_take_turns() -> None:
     assert got == [[["same", "same"]] * 50] * 4
 
 
-def test_closing_and_making_anew_at_the_same_place() -> None:
+def test_closing_and_making_another_at_the_same_port() -> None:
+    port = free_port()
     for _ in range(3):
-        with contexts(2) as both:
+        with contexts(2, pub_port=port) as both:
             assert together(both, lambda each: each.broadcast(each.rank)) == [0, 0]
-
-
-def test_nothing_but_the_lock_stays_behind(meeting_folder: pathlib.Path) -> None:
-    with contexts(2) as both:
-        together(both, lambda each: each.broadcast(1))
-    assert [path.name for path in meeting_folder.glob("resolute-*/*")] == ["lock"]
