@@ -196,7 +196,7 @@ class Collectives:
             raise self._break(self._late(call, late, f"{self._names(late)} did not come"))
         records = [_unpacked(value) for value in store.get([self._name(index) for index in get])]
         if mine is not None:
-            self._forget(exchange, stored)
+            exchange.submit(lambda: self._forget(exchange, stored))  # later, since nobody waits for it
         return records
 
     def _forget(self, exchange: Exchange, stored: list[str]) -> None:
