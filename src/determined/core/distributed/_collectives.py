@@ -7,6 +7,7 @@ happens, by everybody.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import threading
@@ -99,6 +100,8 @@ class Collectives:
             except BaseException as error:
                 # Where the others are in this round cannot be known any more.
                 self._break(self._lost([self._index], f"{call}() was interrupted here by {error!r}."))
+                with contextlib.suppress(Exception):  # it may end this process, so the others are told first
+                    self._exchange.submit(lambda: None).result(GRACE_PERIOD_S)
                 raise
 
     def _check_usable(self, exchange: Exchange, call: str) -> None:

@@ -109,7 +109,8 @@ class LifelineServer:
             sock.settimeout(HELLO_TIMEOUT_S)
             rank, machine, signature = HELLO.unpack(sock.recv(HELLO.size, socket.MSG_WAITALL))
             if self._is_valid(rank, machine, signature) and rank not in self.lines:
-                self.lines[rank] = Lifeline(sock, rank, machine, self._on_news)
+                line = self.lines[rank] = Lifeline(sock, rank, machine, self._on_news)
+                line.send(BEAT)  # lets it go on: from now on this rank waits for it before it closes its store
                 return
         except (OSError, struct.error):
             pass
@@ -122,6 +123,8 @@ def open_lifeline(host: str, port: int, hello: bytes, on_news: Callable[[Lifelin
     """Return this rank's lifeline to rank 0."""
     sock = socket.create_connection((host, port), HELLO_TIMEOUT_S)
     sock.sendall(hello)
+    if not sock.recv(1):
+        raise ConnectionError("it refused the lifeline of this rank")
     return Lifeline(sock, 0, 0, on_news)
 
 
