@@ -84,7 +84,7 @@ class Exchange:
         self._store: Store | None = None
         self._lines: dict[int, Lifeline] = {}
         self._server: LifelineServer | None = None
-        self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._queue: queue.Queue[Callable[[], None]] = queue.Queue()
         self._next_event = 0
         self._events: list[tuple[int, Event]] = []
         self._listener: Listener | None = None
@@ -270,7 +270,7 @@ class Exchange:
         """Run the next function of the queue, or wait for it as long."""
         self._busy_since = None
         try:
-            action = self._queue.get(timeout=max(seconds, 1e-4))
+            action = self._queue.get(timeout=seconds)
         except queue.Empty:
             self._on_progress()
         else:
