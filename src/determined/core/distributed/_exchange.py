@@ -103,6 +103,7 @@ class Exchange:
             self._serve()
         self._thread = threading.Thread(target=self._run, name="determined-exchange", daemon=True)
         self._thread.start()
+        atexit.register(self._close_at_exit)
 
     @property
     def store(self) -> Store:
@@ -173,7 +174,8 @@ class Exchange:
         atexit.unregister(self._close_at_exit)
 
     def _close_at_exit(self) -> None:
-        # Others may still read from the store of a process that ends without closing its context.
+        # Others may still read from the store of a process that ends without closing its context, and a thread that
+        # comes back from torch while the interpreter ends aborts the process.
         self.abandon()
         self.close()
 
@@ -248,7 +250,6 @@ class Exchange:
 
         self._server = LifelineServer(lifelines, is_member, self._on_news)
         self._lines = self._server.lines
-        atexit.register(self._close_at_exit)
 
     def _run(self) -> None:
         while not (self.is_closed and self._queue.empty()):
