@@ -239,6 +239,8 @@ def _serve(requests: socket.socket) -> tuple[dict[str, Any], list[int]]:
         if requests in ready:
             request, fds, _, _ = socket.recv_fds(requests, _MAX_REQUEST, 4)
             if not request:
+                for pid in reports:  # the tests were interrupted
+                    os.kill(pid, signal.SIGKILL)
                 os._exit(0)  # taking torch apart takes long
             assert len(os.listdir("/proc/self/task")) == 1, "forking is sound only from a process with one thread"
             pid = os.fork()
