@@ -17,7 +17,6 @@ from typing import Any
 from determined import errors, storage, tracking
 from determined.core._checkpoint_shards import (
     Shard,
-    check_same_folder,
     finished_shard,
     make_shard_folder,
     merge_shards,
@@ -200,7 +199,13 @@ class CheckpointContext:
         if not self._is_shared("download", download_mode):
             self._download(storage_id, ckpt_dir, selector)
             return
-        check_same_folder(self._distributed, ckpt_dir)
+        folders = self._distributed.allgather_local(os.path.abspath(ckpt_dir))
+        if len(set(folders)) > 1:
+            raise errors.MisuseError(
+                "download(ckpt_dir=...) got different folders on the ranks of one machine: "
+                f"{', '.join(sorted(folders))}. They share one download: pass the same folder, or "
+                "download_mode=core.DownloadMode.NoSharedDownload."
+            )
         on_first_rank(self._distributed, lambda: self._download(storage_id, ckpt_dir, selector), of_machine=True)
 
     def _is_shared(self, call: str, mode: DownloadMode) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import filecmp
-import os
 import pathlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -79,16 +78,6 @@ def wait_for_machine(distributed: DistributedContext) -> None:
         distributed.allgather_local(None)
 
 
-def check_same_folder(distributed: DistributedContext, folder: str | os.PathLike[str]) -> None:
-    """Refuse different folders on the ranks of one machine. All of them must call this."""
-    folders = distributed.allgather_local(os.path.abspath(folder))
-    if len(set(folders)) > 1:
-        raise errors.MisuseError(
-            f"download(ckpt_dir=...) got different folders on the ranks of one machine: {', '.join(sorted(folders))}. "
-            "They share one download: pass the same folder, or download_mode=core.DownloadMode.NoSharedDownload."
-        )
-
-
 class Shard(NamedTuple):
     """What one rank adds to a checkpoint."""
 
@@ -121,7 +110,6 @@ def merge_shards(staging: pathlib.Path, shards: Sequence[Shard]) -> dict[str, An
     key_owners: dict[tuple[str, ...], int] = {}
     for rank, shard in enumerate(shards):
         _merge_metadata(metadata, shard.metadata, rank, key_owners)
-    _check_names([shard.files for shard in shards])
     with storage.errors_naming(staging):
         file_owners: dict[str, int] = {}
         for rank, shard in enumerate(shards):
@@ -167,18 +155,6 @@ def _merge_metadata(
             )
 
 
-def _check_names(per_rank: Sequence[Files]) -> None:
-    """Refuse a name that is a file on one rank and a folder on another."""
-    owners = {name: rank for rank, files in reversed(list(enumerate(per_rank))) for name in files}
-    for name, rank in owners.items():
-        for parent in map(str, pathlib.PurePosixPath(name).parents):
-            if parent in owners:
-                raise errors.StorageException(
-                    f"{parent!r} of the checkpoint is a file on rank {owners[parent]}, but a folder on rank {rank}; "
-                    "give them different names."
-                )
-
-
 def _check_arrival(folder: pathlib.Path, files: Files, rank: int) -> None:
     """Refuse a folder in which the chief sees other files than the rank that wrote them."""
     found = _sizes(folder)
@@ -193,15 +169,21 @@ def _check_arrival(folder: pathlib.Path, files: Files, rank: int) -> None:
 def _move_up(folder: pathlib.Path, staging: pathlib.Path, rank: int, owners: dict[str, int]) -> None:
     for path in sorted(folder.rglob("*")):  # a folder before what is in it
         name = path.relative_to(folder).as_posix()
-        if _is_folder(path):
-            (staging / name).mkdir(mode=0o700, exist_ok=True)
-        elif name not in owners:
-            path.rename(staging / name)
-            owners[name] = rank
-        elif not _is_same(path, staging / name):
+        target, owner, is_folder = staging / name, owners.setdefault(name, rank), _is_folder(path)
+        if owner != rank and _is_folder(target) != is_folder:
+            of_file, of_folder = (owner, rank) if is_folder else (rank, owner)
             raise errors.StorageException(
-                f"{name!r} has other contents on rank {rank} than on rank {owners[name]}; give each rank names of its "
-                "own, or write the file on one of them."
+                f"{name!r} of the checkpoint is a file on rank {of_file}, but a folder on rank {of_folder}; give them "
+                "different names."
+            )
+        if is_folder:
+            target.mkdir(mode=0o700, exist_ok=True)
+        elif owner == rank:
+            path.rename(target)
+        elif not _is_same(path, target):
+            raise errors.StorageException(
+                f"{name!r} has other contents on rank {rank} than on rank {owner}; give each rank names of its own, "
+                "or write the file on one of them."
             )
 
 
