@@ -37,17 +37,15 @@ class PreemptContext:
         self._previous: dict[int, Any] = {}
         self._process = os.getpid()
         self._stacks = False
-        self._listeners = 0
-        self._polled = False
+        self._is_polled = False
+        self._listening_blocks = 0
         self._first_signal: float | None = None
         self.signum: int | None = None
         """The signal that asked to stop, if one did."""
 
     def should_preempt(self, auto_ack: bool = True) -> bool:
         """Return whether to save and stop now. In the default mode all ranks must call this."""
-        if not self._polled:
-            self._polled = True
-            self.listen()
+        self.listen()
         if self._mode is PreemptMode.WorkersAskChief:
             return self._distributed.broadcast(self.signum is not None)
         if self._mode is PreemptMode.ChiefOnly and not self._distributed.is_chief:
@@ -62,22 +60,27 @@ class PreemptContext:
 
     def listen(self) -> None:
         """Keep a signal from ending the process at once: from now on, somebody checks `signum`."""
-        self._listeners += 1
+        self._is_polled = True
 
     @contextlib.contextmanager
     def listening(self, also_after_failure: bool) -> Iterator[None]:
         """Listen inside the block; with `also_after_failure`, until the run has ended if the block fails."""
-        self._listeners += 1
+        self._listening_blocks += 1
         try:
             yield
         except BaseException:
-            self._listeners -= not also_after_failure
+            self._is_polled |= also_after_failure
             raise
-        self._listeners -= 1
+        finally:
+            self._listening_blocks -= 1
 
     def start(self) -> None:
         """Handle SIGTERM and SIGINT, which only the main thread can; print all stacks on SIGUSR1."""
-        self._stacks = _show_stacks_on(signal.SIGUSR1)
+        if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # else the program has a handler of its own
+            # Fails if there is no real file behind the error output.
+            with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
+                faulthandler.register(signal.SIGUSR1, file=sys.__stderr__ or sys.stderr, all_threads=True)
+                self._stacks = True
         if threading.current_thread() is threading.main_thread():
             for which in (signal.SIGTERM, signal.SIGINT):
                 # None stands for a handler that was not set from Python, and cannot be restored from there.
@@ -97,7 +100,7 @@ class PreemptContext:
             # A forked child, such as a loader worker. The training process handles an interrupt from the terminal.
             if signum != signal.SIGINT:
                 self._pass_on(signum, frame)
-        elif not self._listeners or (signum == signal.SIGINT and self._is_second()):
+        elif not (self._is_polled or self._listening_blocks) or (signum == signal.SIGINT and self._is_second()):
             self._pass_on(signum, frame)
         else:
             self.signum = self.signum or signum
@@ -120,18 +123,3 @@ class PreemptContext:
         elif previous == signal.SIG_DFL:
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
-
-
-def _show_stacks_on(signum: signal.Signals) -> bool:
-    """Print the stacks of all threads on a signal; return False if that cannot be set up.
-
-    A program's own handler of the signal is kept.
-    """
-    if signal.getsignal(signum) is not signal.SIG_DFL:
-        return False
-    output = sys.__stderr__
-    try:
-        faulthandler.register(signum, file=output or sys.stderr, all_threads=True)
-    except (AttributeError, OSError, RuntimeError, ValueError):  # no real file behind the error output
-        return False
-    return True
