@@ -91,7 +91,11 @@ class SearcherContext:
             raise RuntimeError("The operation ended without report_completed(); report its metric first.")
 
     def _max_length(self) -> tuple[Unit | None, int]:
-        length = _configured_length(self._config.get("searcher"))
+        section = self._config.get("searcher")
+        searcher: Mapping[str, Any] = section if isinstance(section, Mapping) else {}
+        length, time_metric = searcher.get("max_length"), searcher.get("time_metric")
+        if length is None and time_metric in ("batches", "epochs"):
+            length = {time_metric: searcher.get("max_time")}
         parsed = parse_length(length)
         if parsed is None or parsed[1] == 0:
             raise errors.InvalidExperimentException(
@@ -111,13 +115,3 @@ def parse_length(value: Any) -> tuple[Unit | None, int] | None:
     if not is_known or isinstance(count, bool) or not isinstance(count, int) or count < 0:
         return None
     return (Unit[unit.upper()] if unit is not None else None), count
-
-
-def _configured_length(searcher: Any) -> Any:
-    """Return the length in the section `searcher`, as it is written; None if there is none."""
-    if not isinstance(searcher, Mapping):
-        return None
-    length, time_metric = searcher.get("max_length"), searcher.get("time_metric")
-    if length is None and time_metric in ("batches", "epochs"):
-        return {time_metric: searcher.get("max_time")}
-    return length
