@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
@@ -43,17 +44,12 @@ class BatchColumns(Sequence[Mapping[str, Any]]):
     def interleaved(cls, parts: Sequence[BatchColumns]) -> BatchColumns:
         """Return the batches of all ranks in the order of the data: the first of each rank, the second of each..."""
         names = dict.fromkeys(name for part in parts for name in part.columns)
-        order = [
-            (rank, index)
-            for index in range(max(map(len, parts), default=0))
-            for rank, part in enumerate(parts)
-            if index < len(part)
-        ]
-        merged = {}
+        merged, end = {}, object()
         for name in names:
-            by_rank = [part.columns.get(name) for part in parts]
-            merged[name] = [MISSING if (own := by_rank[rank]) is None else own[index] for rank, index in order]
-        return cls(merged, len(order))
+            by_rank = [part.columns.get(name, [MISSING] * len(part)) for part in parts]
+            rounds = itertools.zip_longest(*by_rank, fillvalue=end)
+            merged[name] = [value for values in rounds for value in values if value is not end]
+        return cls(merged, sum(map(len, parts)))
 
     def __len__(self) -> int:
         return self._count
