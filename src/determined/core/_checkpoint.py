@@ -81,16 +81,16 @@ class CheckpointContext:
     @contextlib.contextmanager
     def _store_shards(self, metadata: Mapping[str, Any] | None) -> Iterator[tuple[pathlib.Path, str]]:
         """Give each rank a folder of its own; the chief merges them into one checkpoint."""
-        ranks, storage_id = self._distributed, str(uuid.uuid4())
-        checked: dict[str, Any] = {}
+        ranks = self._distributed
         failure: Exception | None = None
         with contextlib.ExitStack() as stack:
 
-            def begin() -> tuple[str, pathlib.Path]:
-                checked.update(_checked(metadata))
-                if ranks.is_chief:
-                    return storage_id, stack.enter_context(self.store.create(storage_id, self._recorder.origin))
-                return storage_id, pathlib.Path()
+            def create() -> tuple[str, pathlib.Path]:
+                new_id = str(uuid.uuid4())
+                return new_id, stack.enter_context(self.store.create(new_id, self._recorder.origin))
+
+            def begin() -> tuple[pathlib.Path, dict[str, Any]]:
+                return make_shard_folder(staging, ranks.rank), _checked(metadata)
 
             def finish() -> Shard:
                 if failure is not None:
@@ -98,13 +98,12 @@ class CheckpointContext:
                 return finished_shard(own, checked)
 
             def commit() -> None:
-                merged = merge_shards(staging, shards)
-                self._complete(staging, merged)
+                self._complete(staging, merge_shards(staging, shards))
                 stack.close()
                 self._record(storage_id)
 
-            storage_id, staging = on_all_ranks(ranks, begin)[0]
-            own = on_all_ranks(ranks, lambda: make_shard_folder(staging, ranks.rank))[ranks.rank]
+            storage_id, staging = on_first_rank(ranks, create)
+            own, checked = on_all_ranks(ranks, begin)[ranks.rank]
             try:
                 yield own, storage_id
             except Exception as error:
