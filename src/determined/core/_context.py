@@ -183,12 +183,19 @@ class Context:
     def _leave(self, error: BaseException | None) -> Exception | None:
         """Record how the run ended and close everything; return the first failure to write."""
         failures: list[Exception] = []
+
+        def attempt(action: Callable[[], None]) -> None:
+            try:
+                action()
+            except Exception as failure:
+                failures.append(failure)
+
         try:
-            failures += _failure_of(self.flush)
-            failures += _failure_of(lambda: self._record_end(error or next(iter(failures), None)))
+            attempt(self.flush)
+            attempt(lambda: self._record_end(error or next(iter(failures), None)))
         finally:
             failed = error is not None and not isinstance(error, errors.InvalidHP) and not _is_orderly(error)
-            failures += _failure_of(lambda: self._close(failed=failed))
+            attempt(lambda: self._close(failed=failed))
         return next(iter(failures), None)
 
     def _record_end(self, error: BaseException | None) -> None:
@@ -213,14 +220,6 @@ def _end_state(error: BaseException | None, signum: int | None) -> tuple[trackin
     if isinstance(error, errors.InvalidHP):
         return tracking.RunState.COMPLETED, f"invalid hyperparameters: {error}"
     return tracking.RunState.ERROR, f"{type(error).__name__}: {error}"
-
-
-def _failure_of(action: Callable[[], None]) -> list[Exception]:
-    try:
-        action()
-    except Exception as failure:
-        return [failure]
-    return []
 
 
 def _check_member(name: str, value: Any, kind: type[enum.Enum]) -> None:
