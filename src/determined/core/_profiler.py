@@ -44,8 +44,8 @@ class ProfilerContext:
             self._stop.set()
             self._thread.join()
             self._thread = None
-        failure, self._failure = self._failure, None
-        if failure is not None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
             raise failure
 
     def _sample(self, sources: list[Source], interval: float, samples_per_report: int) -> None:
@@ -56,8 +56,9 @@ class ProfilerContext:
                 stopped = self._stop.wait(interval)
                 samples.append({group: values for read in sources for group, values in read().items()})
                 if stopped or len(samples) >= samples_per_report:
-                    for group, values in _means(samples).items():
-                        self._report(group, values)
+                    for group, names in samples[0].items():
+                        means = {name: sum(s[group][name] for s in samples) / len(samples) for name in names}
+                        self._report(group, means)
                     samples.clear()
         except Exception as failure:
             self._failure = failure
@@ -143,10 +144,3 @@ def _gpu_source() -> Source | None:
         return read if read()["gpu"] else None  # one reading to try it: the parts of a divided GPU report no load
     except pynvml.NVMLError:
         return None
-
-
-def _means(samples: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
-    return {
-        group: {name: sum(s[group][name] for s in samples) / len(samples) for name in names}
-        for group, names in samples[0].items()
-    }
