@@ -51,6 +51,7 @@ class RunRecorder:
 
     def __init__(self, facts: RunFacts, info: ClusterInfo | None, outbox: Outbox | None) -> None:
         self._home = home()
+        self.database = self._home.database
         self._facts = facts
         self._info = info
         self._outbox = outbox
@@ -75,11 +76,6 @@ class RunRecorder:
     def trial_id(self) -> int:
         """The id under which `det trial describe` shows this run."""
         return self._current_ids()[1]
-
-    @property
-    def database(self) -> pathlib.Path:
-        """The tracking database."""
-        return self._home.database
 
     @property
     def tensorboard_path(self) -> pathlib.Path:
