@@ -194,18 +194,14 @@ class ScalarLog:
 
     def _write(self, windows: Sequence[_Window]) -> None:
         with self._warning():
-            for window in windows:
-                self._write_window(window)
+            for last_step, batches, began, ended in windows:
+                # Programs that count in other units than batches may have more batches than steps.
+                steps = np.maximum(np.arange(last_step - len(batches) + 1, last_step + 1), 0)
+                # Spread evenly: reading the clock for each batch would cost more than it is worth.
+                times = np.linspace(began, ended, len(batches) + 1)[1:]
+                for name, values in batches.columns.items():
+                    self._write_curve(f"Determined/{name}", values, steps, times)
             self.file.flush()
-
-    def _write_window(self, window: _Window) -> None:
-        count = len(window.batches)
-        # Programs that count in other units than batches may have more batches than steps.
-        steps = np.maximum(np.arange(window.last_step - count + 1, window.last_step + 1), 0)
-        # Spread evenly: reading the clock for each batch would cost more than it is worth.
-        times = np.linspace(window.began, window.ended, count + 1)[1:]
-        for name, values in window.batches.columns.items():
-            self._write_curve(f"Determined/{name}", values, steps, times)
 
     def _write_curve(self, name: str, values: Sequence[Any], steps: Any, times: Any) -> None:
         """Write the numbers of a column, and the means of its lists and arrays; other values have no curve."""
