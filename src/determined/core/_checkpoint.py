@@ -142,25 +142,19 @@ class CheckpointContext:
         """
         is_shared = self._is_shared("restore_path", download_mode)
         with contextlib.ExitStack() as stack:
-            if not is_shared:
-                yield stack.enter_context(self._opened(storage_id, selector))
-                return
-            folder = on_first_rank(
-                self._distributed, lambda: stack.enter_context(self._opened(storage_id, selector)), of_machine=True
-            )
-            if selector is not None:  # the folder is removed after the block, once no rank reads it any more
+
+            def open_folder() -> pathlib.Path:
+                folder = self.store.verified(storage_id)
+                if selector is None:
+                    return folder
+                chosen = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="resolute-")))
+                _transfer(folder, chosen, selector, os.symlink)
+                return chosen
+
+            folder = on_first_rank(self._distributed, open_folder, of_machine=True) if is_shared else open_folder()
+            if is_shared and selector is not None:  # the folder stays until no rank reads it any more
                 stack.callback(wait_for_machine, self._distributed)
             yield folder
-
-    @contextlib.contextmanager
-    def _opened(self, storage_id: str, selector: Selector | None) -> Iterator[pathlib.Path]:
-        folder = self.store.verified(storage_id)
-        if selector is None:
-            yield folder
-            return
-        with tempfile.TemporaryDirectory(prefix="resolute-") as chosen:
-            _transfer(folder, pathlib.Path(chosen), selector, os.symlink)
-            yield pathlib.Path(chosen)
 
     def upload(
         self,
