@@ -14,9 +14,6 @@ from determined.core.distributed import DistributedContext
 
 T = TypeVar("T")
 
-Files = Mapping[str, int]
-"""Sizes of files by their path below a folder."""
-
 
 def on_all_ranks(distributed: DistributedContext, action: Callable[[], T]) -> list[T]:
     """Return what `action` returns on each rank, or raise if it fails on any. All ranks must call this.
@@ -50,14 +47,12 @@ def on_first_rank(distributed: DistributedContext, action: Callable[[], T], *, o
         is_first, broadcast = distributed.local_rank == 0, distributed.broadcast_local
         who, ranks = "The first rank of this machine", []
     result, error = _outcome(action) if is_first else (None, None)
-    is_ours = isinstance(error, errors.DeterminedException)  # another one may not be picklable
-    result, shared = broadcast((result, error if is_ours else error and _summary(error)))
-    if error is not None:
-        raise error
-    if isinstance(shared, errors.DeterminedException):
-        raise shared
+    shared = error
+    if error is not None and not isinstance(error, errors.DeterminedException):  # it may not be picklable
+        shared = errors.PeerLostException(f"{who} failed: {_summary(error)}", ranks)
+    result, shared = broadcast((result, shared))
     if shared is not None:
-        raise errors.PeerLostException(f"{who} failed: {shared}", ranks)
+        raise error or shared
     return cast(T, result)
 
 
@@ -82,7 +77,8 @@ class Shard(NamedTuple):
     """What one rank adds to a checkpoint."""
 
     metadata: dict[str, Any]
-    files: Files
+    files: dict[str, int]
+    """Sizes of files by their path below the rank's folder."""
 
 
 def make_shard_folder(staging: pathlib.Path, rank: int) -> pathlib.Path:
@@ -155,7 +151,7 @@ def _merge_metadata(
             )
 
 
-def _check_arrival(folder: pathlib.Path, files: Files, rank: int) -> None:
+def _check_arrival(folder: pathlib.Path, files: Mapping[str, int], rank: int) -> None:
     """Refuse a folder in which the chief sees other files than the rank that wrote them."""
     found = _sizes(folder)
     if found != files:
