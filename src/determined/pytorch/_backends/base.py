@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from determined.pytorch._backends.shards import Reference, with_tensors
+from determined.pytorch._backends.shards import StoredTensor, with_tensors
 
 if TYPE_CHECKING:
     from determined.pytorch._backends.fsdp_state import ShardWriter
@@ -72,8 +72,8 @@ class StateCodec:
                 gradient = own if gradient is None else gradient + own
             parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
 
-    def _read(self, reference: Reference) -> Tensor:
-        return reference.tensor.read()
+    def _read(self, stored: StoredTensor) -> Tensor:
+        return stored.read()
 
 
 def named(models: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:

@@ -28,7 +28,7 @@ from determined.pytorch._backends.shards import (
     OWN,
     REPLICATED,
     SHARDS_FOLDER,
-    Reference,
+    StoredTensor,
     mark_of,
 )
 from determined.pytorch._data.tree import map_plain
@@ -80,19 +80,18 @@ class ShardedState(StateCodec):
             if name in inner:
                 _set_unreduced(inner[name], None if own is None else own.to(self._mesh.device_type, copy=True))
 
-    def _read(self, reference: Reference) -> Tensor:
+    def _read(self, stored: StoredTensor) -> Tensor:
         """Return this rank's part of a stored tensor as a DTensor; a whole tensor if it was one rank's own."""
-        tensor, placement = reference
-        if placement == OWN:
-            return tensor.read()
-        if placement == REPLICATED:
-            return self._distributed(tensor.read(), tensor.size, Replicate())
-        dim = int(placement)
-        length = tensor.size[dim]
+        if stored.placement == OWN:
+            return stored.read()
+        if stored.placement == REPLICATED:
+            return self._distributed(stored.read(), stored.size, Replicate())
+        dim = int(stored.placement)
+        length = stored.size[dim]
         per_rank = math.ceil(length / self._mesh.size())  # as FSDP shards
         begin = min(self._mesh.get_local_rank() * per_rank, length)
-        local = tensor.read(dim, begin, min(begin + per_rank, length))
-        return self._distributed(local, tensor.size, Shard(dim))
+        local = stored.read(dim, begin, min(begin + per_rank, length))
+        return self._distributed(local, stored.size, Shard(dim))
 
     def _distributed(self, local: Tensor, size: tuple[int, ...], placement: Placement) -> DTensor:
         return DTensor.from_local(

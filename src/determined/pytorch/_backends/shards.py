@@ -6,7 +6,6 @@ the index in JSON is read here, since unpickling could run code of whoever wrote
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import math
@@ -42,26 +41,16 @@ class Chunk(NamedTuple):
     begin: int
     length: int
 
-    def load(self) -> Any:
-        """Return what the file holds there, of tensors and plain data only."""
-        with self.path.open("rb") as file:
-            file.seek(self.begin)
-            contents = io.BytesIO(file.read(self.length))
-        with zipfile.ZipFile(contents) as archive:
-            if sum(one.file_size for one in archive.infolist()) > self.length:
-                raise ValueError(f"{self.path.name} would unpack to more bytes than it has")
-        contents.seek(0)
-        return torch.load(contents, map_location="cpu", weights_only=True)
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class StoredTensor:
-    """A tensor in the files of a folder."""
+class StoredTensor(NamedTuple):
+    """A tensor in the files of a folder; in a state, it stands for the tensor itself."""
 
     key: str
     dtype: torch.dtype
     size: tuple[int, ...]
     chunks: tuple[Chunk, ...]
+    placement: int | str = OWN
+    """The dimension along which ranks shared it; or that it was `REPLICATED` on all, or of one rank's `OWN`."""
 
     def read(self, dim: int = 0, begin: int = 0, end: int | None = None) -> Tensor:
         """Return the tensor, or its part from `begin` to `end` along a dimension, on the CPU."""
@@ -81,20 +70,19 @@ class StoredTensor:
 
     def _loaded(self, chunk: Chunk) -> Tensor:
         try:
-            part = chunk.load()
+            with chunk.path.open("rb") as file:
+                file.seek(chunk.begin)
+                contents = io.BytesIO(file.read(chunk.length))
+            with zipfile.ZipFile(contents) as archive:
+                if sum(one.file_size for one in archive.infolist()) > chunk.length:
+                    raise ValueError(f"{chunk.path.name} would unpack to more bytes than it has")
+            contents.seek(0)
+            part = torch.load(contents, map_location="cpu", weights_only=True)
             if not isinstance(part, Tensor) or part.shape != chunk.sizes or part.dtype != self.dtype:
                 raise ValueError(f"{chunk.path.name} does not hold the part of {self.key!r} that {INDEX_FILE} names")
         except Exception as error:  # torch raises anything for files that are damaged, or that hold more than data
             raise _unreadable(chunk.path.parent, error) from error
         return part
-
-
-class Reference(NamedTuple):
-    """What stands in a state for a tensor that is stored beside it."""
-
-    tensor: StoredTensor
-    placement: int | str
-    """The dimension along which ranks shared it; or that it was `REPLICATED` on all, or of one rank's `OWN`."""
 
 
 def mark_of(key: str, placement: int | str) -> dict[str, Any]:
@@ -103,16 +91,16 @@ def mark_of(key: str, placement: int | str) -> dict[str, Any]:
 
 
 def with_references(value: Any, folder: pathlib.Path) -> Any:
-    """Return nested values with references to the tensors of a folder in place of marks."""
+    """Return nested values with the `StoredTensor`s of a folder in place of marks."""
     try:
-        return _with_references(value, read_index(folder))
+        return _with_references(value, _read_index(folder))
     except (ValueError, RecursionError, OSError) as error:
         raise _unreadable(folder, error) from error
 
 
-def with_tensors(value: Any, read: Callable[[Reference], Tensor]) -> Any:
-    """Return nested values with what `read` returns in place of references."""
-    if isinstance(value, Reference):
+def with_tensors(value: Any, read: Callable[[StoredTensor], Tensor]) -> Any:
+    """Return nested values with what `read` returns in place of each `StoredTensor`."""
+    if isinstance(value, StoredTensor):
         return read(value)
     return map_plain(lambda _, one: with_tensors(one, read), value)
 
@@ -123,17 +111,17 @@ def _with_references(value: Any, index: Mapping[str, StoredTensor]) -> Any:
     return map_plain(lambda _, one: _with_references(one, index), value)
 
 
-def _reference(mark: Any, index: Mapping[str, StoredTensor]) -> Reference:
+def _reference(mark: Any, index: Mapping[str, StoredTensor]) -> StoredTensor:
     if not (isinstance(mark, list) and len(mark) == 2 and isinstance(mark[0], str) and mark[0] in index):
         raise ValueError(f"{mark!r} does not name a tensor of {INDEX_FILE}")
     tensor, placement = index[mark[0]], mark[1]
     is_dimension = type(placement) is int and 0 <= placement < len(tensor.size)
     if placement not in (REPLICATED, OWN) and not is_dimension:
         raise ValueError(f"{mark!r} does not tell how ranks share a tensor")
-    return Reference(tensor, placement)
+    return tensor._replace(placement=placement)
 
 
-def read_index(folder: pathlib.Path) -> dict[str, StoredTensor]:
+def _read_index(folder: pathlib.Path) -> dict[str, StoredTensor]:
     """Return the tensors in a folder by their keys; raises `ValueError` for an index that no training has written."""
     data = json.loads(storage.read_plain(folder / INDEX_FILE))
     if not isinstance(data, dict) or data.get("format") != INDEX_FORMAT or not isinstance(data.get("tensors"), dict):
