@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,19 +22,19 @@ UNREDUCED = " (unreduced)"
 StepsNow = Callable[[], bool]
 
 
+@dataclasses.dataclass(eq=False)
 class EvalBatches:
     """Batches to evaluate, up to the one after which a rank wants to stop."""
 
-    def __init__(self, batches: Iterable[Any], stopping: Callable[[], bool]) -> None:
-        self._batches = batches
-        self._stopping = stopping
-        self.stopped = False
-        """Whether iteration ended before the batches did."""
+    batches: Iterable[Any]
+    stopping: Callable[[], bool]
+    stopped: bool = dataclasses.field(default=False, init=False)
+    """Whether iteration ended before the batches did."""
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._batches:
+        for batch in self.batches:
             yield batch
-            if self._stopping():
+            if self.stopping():
                 self.stopped = True
                 return
 

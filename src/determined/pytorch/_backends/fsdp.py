@@ -269,6 +269,7 @@ def _shares_weights(unit: nn.Module, model: nn.Module) -> bool:
 # Evaluation
 
 
+@dataclasses.dataclass(eq=False)
 class CollectiveEvalBatches(EvalBatches):
     """Batches of a rank that joins the forward passes of the others when it has none left.
 
@@ -276,20 +277,12 @@ class CollectiveEvalBatches(EvalBatches):
     the calls that its last batch made of the models, and drops the results.
     """
 
-    def __init__(
-        self,
-        batches: Iterable[Any],
-        stopping: Callable[[], bool],
-        distributed: core.DistributedContext,
-        models: Sequence[nn.Module],
-    ) -> None:
-        super().__init__(batches, stopping)
-        self._distributed = distributed
-        self._models = models
-        self._calls: list[tuple[nn.Module, Any, Any]] = []
+    distributed: core.DistributedContext
+    models: Sequence[nn.Module]
+    _calls: list[tuple[nn.Module, Any, Any]] = dataclasses.field(default_factory=list, init=False)
 
     def __iter__(self) -> Iterator[Any]:
-        hooks = [model.register_forward_pre_hook(self._remember, with_kwargs=True) for model in self._models]
+        hooks = [model.register_forward_pre_hook(self._remember, with_kwargs=True) for model in self.models]
         try:
             yield from self._iterate()
         finally:
@@ -297,11 +290,11 @@ class CollectiveEvalBatches(EvalBatches):
                 hook.remove()
 
     def _iterate(self) -> Iterator[Any]:
-        batches, nothing = iter(self._batches), object()
+        batches, nothing = iter(self.batches), object()
         for number in itertools.count():
             batch = next(batches, nothing)
-            wants_stop = number > 0 and self._stopping()
-            news = self._distributed.allgather((batch is not nothing, wants_stop))
+            wants_stop = number > 0 and self.stopping()
+            news = self.distributed.allgather((batch is not nothing, wants_stop))
             have_one = [has_batch for has_batch, _ in news]
             self.stopped = any(stop for _, stop in news)
             if self.stopped or not any(have_one):
