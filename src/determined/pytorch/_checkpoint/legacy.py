@@ -30,18 +30,6 @@ _SINGULAR_KEYS = {
     "lr_scheduler": "lr_schedulers_state_dict",
 }
 
-# Raised by unpickling bytes that are not a pickle, or not one of these.
-_UNREADABLE = (
-    pickle.UnpicklingError,
-    EOFError,
-    LookupError,
-    TypeError,
-    ValueError,
-    ArithmeticError,
-    AttributeError,
-    MemoryError,
-)
-
 
 def is_legacy(folder: pathlib.Path) -> bool:
     """Return whether a checkpoint was written by Determined."""
@@ -119,7 +107,7 @@ def load_progress(folder: pathlib.Path) -> dict[str, Any]:
         marks = {name: saved[name] for name in ("last_val", "last_ckpt") if saved[name] is not None}
         unknown = {"last_val": None, "last_ckpt": None}
         return unknown | {name: _count(value) for name, value in (counts | marks).items()}
-    except _UNREADABLE as error:
+    except Exception as error:  # pickle raises anything for bytes that are not a pickle
         raise errors.InvalidCheckpointException(
             f"{path} is not the progress of a Determined trial: {type(error).__name__}: {error}"
         ) from error
