@@ -63,22 +63,13 @@ def _metadata(folder: pathlib.Path) -> dict[str, Any]:
     return metadata if isinstance(metadata, dict) else {}
 
 
-def numpy_types() -> list[Any]:
-    """Return what `torch.load` must admit for a pickled NumPy generator state: arrays, and nothing else."""
-    # The same function under the name that NumPy 1 gave it and the one that NumPy 2 gives it.
-    reconstruct: Any = np.ndarray(0).__reduce__()[0]
-    return [
-        (reconstruct, "numpy._core.multiarray._reconstruct"),
-        (reconstruct, "numpy.core.multiarray._reconstruct"),
-        np.ndarray,
-        np.dtype,
-        type(np.dtype(np.uint32)),
-    ]
-
-
 def load_state(path: pathlib.Path, **options: Any) -> Any:
     """Return the contents of `state_dict.pth` in the present form, read by `torch.load` with these options."""
-    with torch.serialization.safe_globals(numpy_types()):
+    # Of a pickled NumPy generator state: arrays, made by the same function under its names in NumPy 1 and 2.
+    reconstruct: Any = np.ndarray(0).__reduce__()[0]
+    names = ("numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct")
+    admitted: list[Any] = [np.ndarray, np.dtype, type(np.dtype(np.uint32)), *((reconstruct, name) for name in names)]
+    with torch.serialization.safe_globals(admitted):
         state = torch.load(path, **options)
     return _with_lists(state) if isinstance(state, dict) else state
 
