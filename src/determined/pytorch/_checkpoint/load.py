@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -108,7 +109,12 @@ def _description(folder: pathlib.Path) -> dict[str, Any]:
 
 def _import_paths(folder: pathlib.Path, description: Mapping[str, Any]) -> list[pathlib.Path]:
     """Return the folders of the checkpoint that its program imports from; older ones have only `code/`."""
-    code = _code_folder(folder).resolve()
+    code = folder / checkpoint_format.CODE_FOLDER
+    if not code.is_dir():
+        raise errors.InvalidCheckpointException(
+            f"{folder} holds no {checkpoint_format.CODE_FOLDER}/ with the trial's program; pass trial_class=YourTrial."
+        )
+    code = code.resolve()
     names = description.get("import_paths", ["."])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise errors.InvalidCheckpointException(
@@ -118,15 +124,6 @@ def _import_paths(folder: pathlib.Path, description: Mapping[str, Any]) -> list[
     # Not Path.is_dir(), which raises for names that no folder can have.
     paths = [(code / name).resolve() for name in names if os.path.isdir(code / name)]
     return [path for path in paths if path.is_relative_to(code)]
-
-
-def _code_folder(folder: pathlib.Path) -> pathlib.Path:
-    code = folder / checkpoint_format.CODE_FOLDER
-    if not code.is_dir():
-        raise errors.InvalidCheckpointException(
-            f"{folder} holds no {checkpoint_format.CODE_FOLDER}/ with the trial's program; pass trial_class=YourTrial."
-        )
-    return code
 
 
 def _trial_class(
@@ -148,14 +145,11 @@ def _trial_class(
             "pass trial_class=YourTrial."
         )
     try:
-        found: Any = importlib.import_module(module)
-        for name in qualname.split("."):
-            found = getattr(found, name)
+        found: Any = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
     except (ImportError, AttributeError) as error:
         raise errors.InvalidCheckpointException(
             f"The trial class {spec!r} cannot be imported from {folder / checkpoint_format.CODE_FOLDER} "
-            f"({explained(str(error))}); "
-            "pass trial_class=YourTrial."
+            f"({explained(str(error))}); pass trial_class=YourTrial."
         ) from error
     if not (isinstance(found, type) and issubclass(found, PyTorchTrial)):
         raise errors.InvalidCheckpointException(
