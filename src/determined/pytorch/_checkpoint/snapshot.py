@@ -64,17 +64,12 @@ class HostCopier:
         same = (tensor.device, tensor.data_ptr(), tensor.is_conj(), tensor.is_neg(), *form)
         if tensor.numel() and same in self._copied:
             return self._copied[same]
-        buffer = self._buffer(tensor, (*place, form))
-        self._fill(buffer, tensor)
-        self._copied[same] = buffer
-        return buffer
-
-    def _buffer(self, tensor: Tensor, key: Key) -> Tensor:
-        buffer = self._buffers.get(key)
+        buffer = self._buffers.get((*place, form))
         if buffer is None:
             # With the tensor's strides: an optimizer steps faster where its state has those of the weights.
             buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-        self._fresh[key] = buffer
+        self._fill(buffer, tensor)
+        self._fresh[*place, form] = self._copied[same] = buffer
         return buffer
 
     def _fill(self, buffer: Tensor, tensor: Tensor) -> None:
