@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -282,12 +283,10 @@ class CollectiveEvalBatches(EvalBatches):
     _calls: list[tuple[nn.Module, Any, Any]] = dataclasses.field(default_factory=list, init=False)
 
     def __iter__(self) -> Iterator[Any]:
-        hooks = [model.register_forward_pre_hook(self._remember, with_kwargs=True) for model in self.models]
-        try:
+        with contextlib.ExitStack() as hooks:
+            for model in self.models:
+                hooks.enter_context(model.register_forward_pre_hook(self._remember, with_kwargs=True))
             yield from self._iterate()
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _iterate(self) -> Iterator[Any]:
         batches, nothing = iter(self.batches), object()
@@ -306,16 +305,13 @@ class CollectiveEvalBatches(EvalBatches):
                     "or more data."
                 )
             if batch is nothing:
-                self._repeat()
+                calls = self._calls[:]
+                for model, args, kwargs in calls:
+                    model(*args, **kwargs)
+                self._calls = calls
             else:
                 self._calls.clear()
                 yield batch
 
     def _remember(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         self._calls.append((model, args, kwargs))
-
-    def _repeat(self) -> None:
-        calls = self._calls[:]
-        for model, args, kwargs in calls:
-            model(*args, **kwargs)
-        self._calls = calls
