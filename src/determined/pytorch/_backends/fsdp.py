@@ -220,7 +220,16 @@ def chosen_units(model: nn.Module, is_unit: Chooser | None) -> list[nn.Module]:
         return [unit for unit in _repeated(model) if not _shares_weights(unit, model)]
     chosen = [module for module in model.modules() if module is not model and _has_weights(module) and is_unit(module)]
     for unit in chosen:
-        _check_unit(unit, model)
+        kind = type(unit).__name__
+        if isinstance(unit, _NOT_CALLED):
+            raise errors.InvalidExperimentException(
+                f"use_fsdp(units=...) chooses a {kind}, which is never called itself; choose the modules in it."
+            )
+        if _shares_weights(unit, model):
+            raise errors.InvalidExperimentException(
+                f"use_fsdp(units=...) chooses a {kind} that shares weights with other parts of "
+                f"{type(model).__name__}; leave it out, so that they stay together."
+            )
     if not chosen:
         kinds = sorted({type(module).__name__ for module in model.modules() if _has_weights(module)})
         raise errors.InvalidExperimentException(
@@ -228,19 +237,6 @@ def chosen_units(model: nn.Module, is_unit: Chooser | None) -> list[nn.Module]:
             "pass the class of its repeated blocks, or leave units out."
         )
     return chosen
-
-
-def _check_unit(unit: nn.Module, model: nn.Module) -> None:
-    if isinstance(unit, _NOT_CALLED):
-        raise errors.InvalidExperimentException(
-            f"use_fsdp(units=...) chooses a {type(unit).__name__}, which is never called itself; choose the modules "
-            "in it."
-        )
-    if _shares_weights(unit, model):
-        raise errors.InvalidExperimentException(
-            f"use_fsdp(units=...) chooses a {type(unit).__name__} that shares weights with other parts of "
-            f"{type(model).__name__}; leave it out, so that they stay together."
-        )
 
 
 def _repeated(module: nn.Module) -> Iterator[nn.Module]:
