@@ -193,14 +193,13 @@ def _membership(root: pathlib.Path, left_out: Iterable[pathlib.Path] = ()) -> Ca
 
     @functools.cache
     def is_foreign(folder: pathlib.Path) -> bool:
-        return root / folder in foreign or _is_environment(root / folder)
+        path = root / folder
+        if path in foreign or path.name in _PACKAGES:
+            return True
+        return (path / "pyvenv.cfg").exists() or (path / "conda-meta").exists()
 
     return lambda folder: not any(is_foreign(one) for one in (folder, *folder.parents) if one != pathlib.Path())
 
 
 def _is_plain(path: pathlib.Path) -> bool:
     return path.is_file() and not path.is_symlink()
-
-
-def _is_environment(folder: pathlib.Path) -> bool:
-    return folder.name in _PACKAGES or any((folder / mark).exists() for mark in ("pyvenv.cfg", "conda-meta"))
