@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,17 +61,16 @@ class ShardedState(StateCodec):
 
     def gradients(self, models: Sequence[nn.Module]) -> dict[str, Tensor]:
         """Return gradients that are sharded, and those of this rank that are still to be averaged over all."""
-        reshard(models)
+        inner = _fsdp_parameters(models)
         found = super().gradients(models)
-        for name, parameter in _fsdp_parameters(models):
+        for name, parameter in inner.items():
             if (gradient := _unreduced(parameter)) is not None:
                 found[name + UNREDUCED] = gradient
         return found
 
     def restore_gradients(self, models: Sequence[nn.Module], saved: Mapping[str, Tensor], unreduced: bool) -> None:
         """Restore saved gradients, and drop all others."""
-        reshard(models)
-        inner = dict(_fsdp_parameters(models))
+        inner = _fsdp_parameters(models)
         for name, parameter in named(models):
             gradient, own = saved.get(name), saved.get(name + UNREDUCED)
             if own is None and unreduced and _is_whole(gradient):  # of a run with whole models
@@ -180,32 +179,28 @@ def _index_entry(key: str, entry: Any, stored: Mapping[tuple[str, Any], Any]) ->
     return {"dtype": str(entry.properties.dtype).removeprefix("torch."), "size": list(entry.size), "chunks": chunks}
 
 
-def reshard(models: Sequence[nn.Module]) -> None:
-    """Free the whole weights that the last forward pass has left."""
-    for model in models:
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
-
-
 def _is_whole(value: Any) -> bool:
     return isinstance(value, Tensor) and not isinstance(value, DTensor)
 
 
-def _fsdp_parameters(models: Sequence[nn.Module]) -> Iterator[tuple[str, Any]]:
-    """Yield FSDP's own object of each parameter; torch has no public way to gradients that are not averaged yet."""
-    names = {id(parameter): name for name, parameter in named(models)}
+def _fsdp_parameters(models: Sequence[nn.Module]) -> dict[str, Any]:
+    """Free whole weights, and return FSDP's objects of parameters, the only way to gradients not averaged yet."""
     modules = [module for model in models for module in model.modules() if isinstance(module, FSDPModule)]
+    for module in modules:
+        module.reshard()
+    names = {id(parameter): name for name, parameter in named(models)}
+    found: dict[str, Any] = {}
     try:
         for state in (module._get_fsdp_state() for module in modules):
             groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # one, before torch 2.12
             for inner in (one for group in groups if group is not None for one in group.fsdp_params):
-                yield names[id(inner.sharded_param)], inner
+                found[names[id(inner.sharded_param)]] = inner
     except AttributeError as error:
         raise errors.InternalException(
             f"torch {torch.__version__} keeps gradients between aggregated steps in another place than is known "
             f"({error}); use aggregation_frequency=1 with use_fsdp(), or another version of torch."
         ) from error
+    return found
 
 
 def _unreduced(inner: Any) -> Tensor | None:
