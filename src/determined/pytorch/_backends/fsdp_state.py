@@ -140,9 +140,10 @@ class ShardWriter:
 
     def write(self, folder: pathlib.Path) -> None:
         """Write this rank's parts below the folder of a checkpoint. All ranks must call this."""
+        writer = _IndexedWriter(folder / SHARDS_FOLDER, overwrite=False)
         planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         try:
-            save(dict(self._tensors), storage_writer=_IndexedWriter(folder / SHARDS_FOLDER), planner=planner)
+            save(dict(self._tensors), storage_writer=writer, planner=planner)
         except CheckpointException as error:
             rank, (failure, _) = min(error.failures.items())
             raise errors.StorageException(
@@ -153,10 +154,6 @@ class ShardWriter:
 class _IndexedWriter(FileSystemWriter):
     """Adds the index in JSON, and leaves out the path of the folder."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
-        super().__init__(folder, overwrite=False)
-        self._folder = folder
-
     def storage_meta(self) -> described.StorageMeta | None:
         """Return nothing: the folder gets another name when the checkpoint is complete."""
         return described.StorageMeta()
@@ -166,7 +163,7 @@ class _IndexedWriter(FileSystemWriter):
         super().finish(metadata, results)
         stored = {(one.index.fqn, one.index.offset): one.storage_data for part in results for one in part}
         tensors = {key: _index_entry(key, entry, stored) for key, entry in metadata.state_dict_metadata.items()}
-        (self._folder / INDEX_FILE).write_text(json.dumps({"format": INDEX_FORMAT, "tensors": tensors}))
+        pathlib.Path(self.path, INDEX_FILE).write_text(json.dumps({"format": INDEX_FORMAT, "tensors": tensors}))
 
 
 def _index_entry(key: str, entry: Any, stored: Mapping[tuple[str, Any], Any]) -> dict[str, Any]:
