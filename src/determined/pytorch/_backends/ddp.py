@@ -6,7 +6,7 @@ import functools
 import gc
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,6 @@ from determined import errors
 from determined.pytorch._backends.base import Backend, StepsNow
 
 _BROADCAST_BYTES = 32 * 2**20
-_AnyTensor = TypeVar("_AnyTensor", bound=Tensor)
 _UNUSED_PARAMETERS = "Expected to have finished reduction in the prior iteration"
 
 
@@ -236,7 +235,7 @@ def _average(flat: Tensor) -> None:
     dist.all_reduce(flat)
 
 
-def _dense_gradient(parameter: nn.Parameter) -> Tensor:
+def _dense_gradient(parameter: Tensor) -> Tensor:
     if parameter.grad is None:
         return torch.zeros_like(parameter)
     if parameter.grad.layout is not torch.strided:
@@ -258,8 +257,8 @@ def broadcast(tensors: Sequence[Tensor], device: torch.device) -> None:
                 message = []
 
 
-def _by_dtype(tensors: Sequence[_AnyTensor]) -> Iterable[list[_AnyTensor]]:
-    by_dtype: dict[torch.dtype, list[_AnyTensor]] = {}
+def _by_dtype(tensors: Sequence[Tensor]) -> Iterable[list[Tensor]]:
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)
     return by_dtype.values()
