@@ -65,16 +65,14 @@ def load_trial_from_checkpoint_path(
     checkpoint_format.verify(folder, with_code=trial_class is None)
     description = _description(folder)
     context = CheckpointLoadContext(description.get("hparams"), description.get("experiment_config"))
-    options = kwargs | (torch_load_kwargs or {})
-    if trial_class is not None:
-        trial = trial_class(context, **(trial_kwargs or {}))
-    else:
-        with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        if trial_class is None:
             import_paths = _import_paths(folder, description)
             for path in reversed(import_paths):  # the last one entered is searched first
                 stack.enter_context(import_from_path(path))
-            trial = _trial_class(folder, description, import_paths)(context, **(trial_kwargs or {}))
-    state = checkpoint_format.read(folder, **options)
+            trial_class = _trial_class(folder, description, import_paths)
+        trial = trial_class(context, **(trial_kwargs or {}))
+    state = checkpoint_format.read(folder, **kwargs | (torch_load_kwargs or {}))
     load_models(context, state, objects.Rules())
     return trial
 
