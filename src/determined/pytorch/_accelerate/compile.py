@@ -37,9 +37,6 @@ class CompiledForward:
         """Return what the module's forward returns."""
         return self._run(*args, **kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledForward:
-        return CompiledForward(memo[id(self._module)], self._options)
-
     def __reduce__(self) -> Any:
         return CompiledForward, (self._module, self._options)
 
