@@ -23,15 +23,19 @@ def fuse(optimizers: list[Optimizer], models: list[nn.Module], say: Callable[[st
     """Let optimizers of CUDA parameters step fused, unless the program chose how they step; print which do."""
     if any(getattr(module, "sparse", False) for model in models for module in model.modules()):
         return  # there is no fused step on sparse gradients
-    fused = [optimizer for optimizer in optimizers if is_free_to_fuse(optimizer)]
+    fused = [optimizer for optimizer in optimizers if _is_free_to_fuse(optimizer)]
     for optimizer in fused:
-        set_fused(optimizer)
+        for settings in (optimizer.defaults, *optimizer.param_groups):
+            settings["fused"] = True
+        # As its constructor does: a gradient scaler then leaves unscaling and skipping steps to the kernel.
+        optimizer.__dict__["_step_supports_amp_scaling"] = True
+        place_steps(optimizer)
     if fused:
         names = ", ".join(sorted({type(optimizer).__name__ for optimizer in fused}))
         say(f"{names} steps fused, in one kernel (optimizations: {{fused_optimizer: false}} switches it off).")
 
 
-def is_free_to_fuse(optimizer: Optimizer) -> bool:
+def _is_free_to_fuse(optimizer: Optimizer) -> bool:
     """Return whether torch has a fused step for an optimizer and the program leaves the choice to torch."""
     if type(optimizer) not in _KINDS:
         return False
@@ -40,15 +44,6 @@ def is_free_to_fuse(optimizer: Optimizer) -> bool:
         for group in optimizer.param_groups
     )
     return undecided and all(p.is_cuda and p.is_floating_point() for p in parameters_of(optimizer))
-
-
-def set_fused(optimizer: Optimizer) -> None:
-    """Let an optimizer step fused from now on."""
-    for settings in (optimizer.defaults, *optimizer.param_groups):
-        settings["fused"] = True
-    # As its constructor does: a gradient scaler then leaves unscaling and skipping steps to the kernel.
-    optimizer.__dict__["_step_supports_amp_scaling"] = True
-    place_steps(optimizer)
 
 
 def place_steps(optimizer: Optimizer) -> None:
