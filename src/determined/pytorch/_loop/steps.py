@@ -38,7 +38,6 @@ def steps_after_batch(
     steps: list[Callable[[], None]] = []
     if with_precision and context.precision.has_work_after_batch:
         steps.append(context.precision.after_batch)
-    for stepper in auto_steps(context.lr_schedulers, progress, context.aggregation_frequency):
-        steps.append(stepper.after_batch)
+    steps += auto_steps(context.lr_schedulers, progress, context.aggregation_frequency)
     with context.torch_profiler.running() if context.torch_profiler else contextlib.nullcontext() as step:
         yield steps if step is None else [*steps, step]

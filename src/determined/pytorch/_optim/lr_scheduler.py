@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from determined import errors
@@ -59,40 +60,32 @@ class LRScheduler:
         self._scheduler.load_state_dict(state_dict)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AutoStep:
-    """Steps one scheduler after batches, according to its mode."""
-
-    scheduler: LRScheduler
-    progress: Progress
-    aggregation: int
-
-    def after_batch(self) -> None:
-        """Step as often as is due after the batch that was just trained."""
-        for _ in range(self.steps_due(self.progress.batch_idx)):
-            self.scheduler.step()
-
-    def steps_due(self, batch_idx: int) -> int:
-        """Return the number of steps due after a batch: 0 unless the optimizer steps on it."""
-        trained = batch_idx + 1
-        if trained % self.aggregation:
-            return 0
-        every = self.scheduler.frequency
-        if self.scheduler.step_mode is Mode.STEP_EVERY_BATCH:
-            return trained // every - (trained - self.aggregation) // every
-        if self.scheduler.step_mode is Mode.STEP_EVERY_OPTIMIZER_STEP:
-            return int((trained // self.aggregation) % every == 0)
-        # Epochs that end before the batch of the next optimizer step.
-        ended = self.progress.epochs.of(batch_idx + self.aggregation)
-        return ended // every - self.progress.epochs.of(batch_idx) // every
-
-
-def auto_steps(schedulers: list[LRScheduler], progress: Progress, aggregation: int) -> list[AutoStep]:
-    """Return an `AutoStep` for each scheduler that the loop steps."""
+def auto_steps(schedulers: list[LRScheduler], progress: Progress, aggregation: int) -> list[Callable[[], None]]:
+    """Return what to call after each batch: a function for each scheduler that the loop steps."""
     for scheduler in schedulers:
         if scheduler.step_mode is Mode.STEP_EVERY_EPOCH and progress.epochs.length is None:
             raise errors.InvalidExperimentException(
                 "A scheduler has the mode STEP_EVERY_EPOCH, but the training data has no length, so no epoch "
                 "ends; wrap it with LRScheduler.StepMode.STEP_EVERY_BATCH and a frequency."
             )
-    return [AutoStep(s, progress, aggregation) for s in schedulers if s.step_mode is not Mode.MANUAL_STEP]
+    automatic = [scheduler for scheduler in schedulers if scheduler.step_mode is not Mode.MANUAL_STEP]
+    return [functools.partial(_step_if_due, scheduler, progress, aggregation) for scheduler in automatic]
+
+
+def _step_if_due(scheduler: LRScheduler, progress: Progress, aggregation: int) -> None:
+    for _ in range(_steps_due(scheduler, progress, aggregation)):
+        scheduler.step()
+
+
+def _steps_due(scheduler: LRScheduler, progress: Progress, aggregation: int) -> int:
+    """Return the number of steps due after the current batch: 0 unless the optimizer steps on it."""
+    trained, every = progress.batch_idx + 1, scheduler.frequency
+    if trained % aggregation:
+        return 0
+    if scheduler.step_mode is Mode.STEP_EVERY_BATCH:
+        return trained // every - (trained - aggregation) // every
+    if scheduler.step_mode is Mode.STEP_EVERY_OPTIMIZER_STEP:
+        return int((trained // aggregation) % every == 0)
+    # Epochs that end before the batch of the next optimizer step.
+    ended = progress.epochs.of(progress.batch_idx + aggregation)
+    return ended // every - progress.epochs.of(progress.batch_idx) // every
