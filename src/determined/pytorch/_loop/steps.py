@@ -9,6 +9,7 @@ from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._loop.progress import Progress
 from determined.pytorch._optim import free_parameters
 from determined.pytorch._optim.lr_scheduler import auto_steps
+from determined.pytorch._optim.precision import Scaled
 
 
 @contextlib.contextmanager
@@ -36,7 +37,7 @@ def steps_after_batch(
 ) -> Iterator[list[Callable[[], None]]]:
     """Give what to call after each batch: nothing, in the plainest case."""
     steps: list[Callable[[], None]] = []
-    if with_precision and context.precision.has_work_after_batch:
+    if with_precision and isinstance(context.precision, Scaled):
         steps.append(context.precision.after_batch)
     steps += auto_steps(context.lr_schedulers, progress, context.aggregation_frequency)
     with context.torch_profiler.running() if context.torch_profiler else contextlib.nullcontext() as step:

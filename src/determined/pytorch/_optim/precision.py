@@ -69,11 +69,6 @@ class Precision:
         kept = (getattr(self._scaler, "_scale", None), getattr(self._scaler, "_growth_tracker", None))
         return [tensor for tensor in kept if isinstance(tensor, Tensor)]
 
-    @property
-    def has_work_after_batch(self) -> bool:
-        """Whether `after_batch` does anything."""
-        return type(self).after_batch is not Precision.after_batch
-
     def state_dict(self) -> dict[str, Any]:
         """Return the entries of a checkpoint that belong to the precision."""
         return {} if self._scaler is None else {"scaler_state_dict": self._scaler.state_dict()}
