@@ -70,7 +70,6 @@ class PyTorchTrialContext(TrialContext):
         self.trial_seed = trial_seed
         self._seed_of_torch = None if seed_is_given else torch.initial_seed()
         self.models: list[nn.Module] = []
-        self.optimizers: list[Optimizer] = []
         self.lr_schedulers: list[LRScheduler] = []
         self.experimental = PyTorchExperimentalContext(self)
         self.torch_profiler: TorchProfiler | None = None
@@ -128,16 +127,14 @@ class PyTorchTrialContext(TrialContext):
         if settings.get("gradient_compression", False) if fp16_compression is None else fp16_compression:
             self.compressed += parameters_of(optimizer)
         self.backend.accept(optimizer)
-        self.gradients.register(optimizer, average_aggregated_gradients)
-        if not any(known is optimizer for known in self.optimizers):
-            self.optimizers.append(optimizer)
+        self.gradients.averages[optimizer] = average_aggregated_gradients
         return optimizer
 
     def wrap_lr_scheduler(self, lr_scheduler: Any, step_mode: Mode, frequency: int = 1) -> Any:
         """Return the scheduler. The loop steps it according to `step_mode` and `frequency`; checkpoints save it."""
         wrapped = LRScheduler(lr_scheduler, step_mode, frequency)
         optimizer = getattr(lr_scheduler, "optimizer", None)  # a scheduler of the user's own may have none
-        if optimizer is not None and not any(known is optimizer for known in self.optimizers):
+        if optimizer is not None and optimizer not in self.gradients.averages:
             raise errors.InvalidExperimentException(
                 f"{type(lr_scheduler).__name__} schedules an optimizer that is not wrapped; call "
                 "context.wrap_optimizer() on it first."
@@ -291,6 +288,11 @@ class PyTorchTrialContext(TrialContext):
     def device(self) -> torch.device:
         """The device of this process."""
         return self.backend.device
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The wrapped optimizers, in the order in which they were wrapped."""
+        return list(self.gradients.averages)
 
     @property
     def aggregation_frequency(self) -> int:

@@ -18,17 +18,14 @@ class Gradients:
     def __init__(self, aggregation: int) -> None:
         self.aggregation = aggregation
         self.precision = Precision()
-        self._averages: dict[Optimizer, bool] = {}
+        self.averages: dict[Optimizer, bool] = {}
+        """The wrapped optimizers, and whether they average their aggregated gradients or leave them summed."""
         self.before_first_step: Callable[[], None] | None = None
         """Called once, before the first step."""
         self.exchanges: Mapping[Optimizer, Callable[[], None]] = {}
         """Functions to call before an optimizer steps: they average gradients of its free parameters over ranks."""
         self.zeroes_in_place = False
         """Whether gradients are zeroed in place instead of dropped."""
-
-    def register(self, optimizer: Optimizer, average: bool) -> None:
-        """Accept an optimizer in `step`; `average` its aggregated gradients or leave them summed."""
-        self._averages[optimizer] = average
 
     def step(
         self,
@@ -39,7 +36,7 @@ class Gradients:
         batch_idx: Callable[[], int],
     ) -> None:
         """Step an optimizer if this batch ends an aggregation."""
-        if optimizer not in self._averages:
+        if optimizer not in self.averages:
             raise errors.InvalidExperimentException(
                 f"step_optimizer() got an optimizer that is not wrapped ({type(optimizer).__name__}); "
                 "pass what context.wrap_optimizer() returned."
@@ -53,7 +50,7 @@ class Gradients:
                 )
             if (batch_idx() + 1) % self.aggregation:
                 return
-            if self._averages[optimizer]:
+            if self.averages[optimizer]:
                 edit = self._average_then(clip_grads)
         if self.before_first_step is not None:
             self.before_first_step()
