@@ -60,7 +60,8 @@ class PyTorchTrialContext(TrialContext):
         """Parameters whose gradients are exchanged in half precision."""
         self.has_own_random_numbers = distributed.size == 1
         """Whether this rank draws other random numbers than the other ranks."""
-        self._progress: Progress | None = None
+        self.progress: Progress | None = None
+        """Where training is; None when no loop runs."""
         self.initial_batch = initial_batch
         """Batches trained before this run. Until `fit` has found its checkpoint: those of the configured checkpoint."""
         self.reported_initial_batch = 0
@@ -332,7 +333,7 @@ class PyTorchTrialContext(TrialContext):
         from the `build_*` methods on, that of the checkpoint which `fit` continues from. If you call this before you
         build a loader that is not a `pytorch.DataLoader`, that loader must start at this batch.
         """
-        if self._progress is None:
+        if self.progress is None:
             self.reported_initial_batch = self.initial_batch
         return self.initial_batch
 
@@ -389,17 +390,13 @@ class PyTorchTrialContext(TrialContext):
             return None
         return torch.initial_seed() % 2**31
 
-    def follow(self, progress: Progress | None) -> None:
-        """Answer questions about the current batch by this progress; None when no loop runs."""
-        self._progress = progress
-
     def _running(self, call: str) -> Progress:
-        if self._progress is None:
+        if self.progress is None:
             raise errors.InternalException(
                 f"context.{call}() works only while Trainer.fit() runs; call it from train_batch, "
                 "evaluate_batch or a callback."
             )
-        return self._progress
+        return self.progress
 
     def _at_batch(self, call: str) -> Progress:
         progress = self._running(call)

@@ -123,7 +123,7 @@ def _train(
     plan = settings.plan(progress.epochs, progress.batches_trained)
     display = display_for(context.distributed, progress, plan, length_of_batch(trial))
     saver = Saver(type(trial), context, callbacks, progress, state, rules, display.saved, saved.uuid if saved else None)
-    context.follow(progress)
+    context.progress = progress
     stops = stops_of(context, progress)
     max_batches = 1 if settings.test_mode else None
     validation = Validation(
@@ -195,5 +195,5 @@ def _run_scope(context: PyTorchTrialContext, settings: FitSettings, progress: Pr
             error.add_note(_TEST_NOTE)
         raise
     finally:
-        context.follow(None)
+        context.progress = None
         context.set_stop_requested(False)  # answered; another fit() is not meant by it
