@@ -11,10 +11,9 @@ import torch
 
 from determined import errors
 from determined.pytorch._context import PyTorchTrialContext
-from determined.pytorch._optim import apex
+from determined.pytorch._optim.apex import LEVELS, HalfWeights
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "O1": None}
-_LEVELS = ("O0", "O1", "O2", "O3")
 _KNOWN = {
     "average_aggregated_gradients",
     "channels_last",
@@ -35,9 +34,9 @@ def applied(context: PyTorchTrialContext, config: Mapping[str, Any] | None) -> I
     precision = section.get("mixed_precision")
     if precision in _AUTOCAST:
         experimental.use_amp(_AUTOCAST[precision])
-    elif precision is not None and precision not in _LEVELS:
+    elif precision is not None and precision not in LEVELS:
         raise errors.InvalidExperimentException(
-            f"optimizations.mixed_precision={precision!r} in the config: use one of bf16, fp16, {', '.join(_LEVELS)}."
+            f"optimizations.mixed_precision={precision!r} in the config: use one of bf16, fp16, {', '.join(LEVELS)}."
         )
     if (options := _options(section, "compile")) is not None:
         experimental.use_compile(**options)
@@ -68,7 +67,7 @@ def with_optimizations(config: Mapping[str, Any] | None, settings: Mapping[str, 
 def apply_level(context: PyTorchTrialContext) -> None:
     """Set up the apex level of the config. Call it when all models and optimizers are wrapped."""
     level = _section(context.config_if_any).get("mixed_precision")
-    if level in ("O2", "O3") and not isinstance(context.precision, apex.HalfWeights):
+    if level in ("O2", "O3") and not isinstance(context.precision, HalfWeights):
         context.configure_apex_amp(context.models, context.optimizers, opt_level=level)
 
 
