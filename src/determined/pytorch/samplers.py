@@ -33,8 +33,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-MAX_SEED = 2**32 - 1
-
 
 class _OverSampler(Sampler[T]):
     """A sampler over another one, with the length of that one."""
@@ -167,7 +165,10 @@ class ReproducibleShuffleSampler(_OverSampler[T]):
 
     def __init__(self, sampler: Iterable[T], seed: int) -> None:
         super().__init__(sampler)
-        self.seed = _seed(type(self).__name__, seed)
+        remedy = "pass context.get_trial_seed() or a number such as 42."
+        self.seed = _integer(type(self).__name__, "seed", seed, 0, remedy)
+        if self.seed >= 2**32:
+            raise ValueError(f"{type(self).__name__}(seed={seed}): seed must be at most 2**32 - 1; {remedy}")
         self._epoch = 0
         self._rewind()
 
@@ -258,14 +259,6 @@ def _shard(where: str, ranks_name: str, ranks: object, rank: object) -> tuple[in
 
 def _skip(where: str, skip: object) -> int:
     return _integer(where, "skip", skip, 0, "pass the number of elements to leave out, or 0 for none.")
-
-
-def _seed(where: str, seed: object) -> int:
-    remedy = "pass context.get_trial_seed() or a number such as 42."
-    number = _integer(where, "seed", seed, 0, remedy)
-    if number > MAX_SEED:
-        raise ValueError(f"{where}(seed={number}): seed must be at most 2**32 - 1; {remedy}")
-    return number
 
 
 def _integer(where: str, name: str, value: object, lowest: int, remedy: str) -> int:
