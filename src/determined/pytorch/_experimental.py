@@ -44,20 +44,14 @@ class PyTorchExperimentalContext:
 
     def __init__(self, parent: PyTorchTrialContext) -> None:
         self._parent = parent
+        # What the methods below set; the options of an acceleration that is off are None.
         self.dataset_checks = True
-        """Whether the build methods must return a `pytorch.DataLoader`."""
         self.auto_to_device = True
-        """Whether the loop moves batches to the device."""
         self.prefetches = True
-        """Whether batches are copied to a GPU on a separate stream."""
         self.channels_last = False
-        """Whether models and batches of images use the channels-last memory format."""
         self.compile_options: dict[str, Any] | None = None
-        """Options of `torch.compile` for all models; None if they are not compiled."""
         self.graph_options: GraphOptions | None = None
-        """Options of CUDA graphs; None if batches are not captured."""
         self.fuses_optimizers = True
-        """Whether optimizers on a GPU use a fused kernel if torch has one."""
 
     def use_amp(self, dtype: torch.dtype | None = None) -> None:
         """Run every model's forward under autocast, scale losses, and step on unscaled gradients.
