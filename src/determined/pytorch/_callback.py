@@ -144,7 +144,7 @@ class Callbacks:
         methods = [getattr(callback, hook) for callback in self._callbacks.values()]
         own = [m for m in methods if getattr(m, "__func__", m) is not getattr(PyTorchCallback, hook)]
         takes_epoch = hook in ("on_training_epoch_start", "on_training_epoch_end")
-        return [_with_optional_argument(m) for m in own] if takes_epoch else own
+        return [with_index(method, 1) for method in own] if takes_epoch else own
 
 
 def _add_notes(error: BaseException, failures: list[Exception]) -> None:
@@ -152,11 +152,13 @@ def _add_notes(error: BaseException, failures: list[Exception]) -> None:
         error.add_note(f"on_trial_shutdown() failed too: {type(failure).__name__}: {failure}")
 
 
-def _with_optional_argument(method: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook that takes an epoch index, also for the old form without one."""
-    if inspect.signature(method).parameters:
-        return method
-    return lambda _: method()
+def with_index(method: Callable[..., Any], arguments: int) -> Callable[..., Any]:
+    """Return a method with this number of arguments, the last one an index, also for an old form without the index."""
+    try:
+        inspect.signature(method).bind(*range(arguments))
+    except TypeError:
+        return lambda *given: method(*given[:-1])
+    return method
 
 
 def _checked(callbacks: Any) -> dict[str, PyTorchCallback]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import abc
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -85,13 +83,3 @@ def check_evaluation(trial: PyTorchTrial) -> None:
             f"{type(trial).__name__} overrides {'both' if batch else 'neither'} of evaluate_batch and "
             "evaluate_full_dataset; override exactly one, preferably evaluate_batch."
         )
-
-
-def evaluate_batch_of(trial: PyTorchTrial) -> Callable[[Any, int], Any]:
-    """Return a trial's `evaluate_batch`, which takes a batch index, also for the old form without one."""
-    method = trial.evaluate_batch
-    try:
-        inspect.signature(method).bind("batch", 0)
-    except TypeError:
-        return lambda batch, _: method(batch)  # type: ignore[call-arg]  # the old form
-    return method

@@ -12,14 +12,14 @@ import torch
 
 from determined import errors
 from determined.core.metrics import BatchColumns
-from determined.pytorch._callback import Callbacks, as_numpy
+from determined.pytorch._callback import Callbacks, as_numpy, with_index
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data import rng
 from determined.pytorch._data.loader import batches_of
 from determined.pytorch._loop.plan import Stopped
 from determined.pytorch._metrics.reducers import Reducer, reduced
 from determined.pytorch._metrics.window import MetricWindow, plain_data, present_values
-from determined.pytorch._trial import PyTorchTrial, evaluate_batch_of, overrides
+from determined.pytorch._trial import PyTorchTrial, overrides
 
 
 @dataclasses.dataclass(slots=True)
@@ -121,7 +121,7 @@ class Validation:
 
     def _outputs(self, batches: Iterable[Any]) -> BatchColumns | None:
         """Return the metrics of this rank's batches; None if it was asked to stop."""
-        evaluate, move = evaluate_batch_of(self.trial), self.context.batch_mover()
+        evaluate, move = with_index(self.trial.evaluate_batch, 2), self.context.batch_mover()
         window = MetricWindow()
         eval_batches = self.context.backend.eval_batches(batches, self.stopping)
         for index, batch in enumerate(eval_batches):
