@@ -114,11 +114,9 @@ class ApexPrecision(Scaled):
         """Make optimizers step in this precision."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the entries of a checkpoint that belong to the precision."""
         return {"amp_state": {} if self._scaler is None else {"scaler": self._scaler.state_dict()}}
 
     def load_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Restore the entries of a checkpoint that belong to the precision."""
         state = checkpoint.get("amp_state", {})
         if self._scaler is not None and "scaler" in state:
             self._scaler.load_state_dict(state["scaler"])

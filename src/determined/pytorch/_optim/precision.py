@@ -93,7 +93,6 @@ class Scaled(Precision):
         self._stepped: set[int] = set()
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return the loss, scaled."""
         return loss if self._scaler is None else self._scaler.scale(loss)
 
     def step(self, optimizer: Optimizer, edit: EditGradients | None, scaler: GradScaler | None) -> None:
@@ -114,7 +113,6 @@ class Scaled(Precision):
         self._stepped.clear()
 
     def forget_batch(self) -> None:
-        """Forget which optimizers have stepped."""
         super().forget_batch()
         self._stepped.clear()
 
@@ -164,7 +162,6 @@ class StaticScaler(GradScaler):
         self._unscaled: set[int] = set()
 
     def scale(self, outputs: Any) -> Any:
-        """Return the outputs times the factor."""
         return outputs * self._factor
 
     def unscale_(self, optimizer: Optimizer) -> None:
@@ -180,7 +177,6 @@ class StaticScaler(GradScaler):
         return optimizer.step(*args, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the factor."""
         return {"scale": self._factor}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
