@@ -52,6 +52,10 @@ class PyTorchExperimentalContext:
         self.compile_options: dict[str, Any] | None = None
         self.graph_options: GraphOptions | None = None
         self.fuses_optimizers = True
+        # Methods of the context, for programs that call them here.
+        self.wrap_reducer = parent.wrap_reducer
+        self.reset_reducers = parent.reset_reducers
+        self.reduce_metrics = parent.reduce_metrics
 
     def use_amp(self, dtype: torch.dtype | None = None) -> None:
         """Run every model's forward under autocast, scale losses, and step on unscaled gradients.
@@ -163,17 +167,3 @@ class PyTorchExperimentalContext:
     def disable_auto_to_device(self) -> None:
         """Pass batches to the trial as the loader yields them; move them with `context.to_device`."""
         self.auto_to_device = False
-
-    # Methods of the context, for programs that call them here.
-
-    def wrap_reducer(self, *args: Any, **kwargs: Any) -> Any:
-        """Call `context.wrap_reducer`."""
-        return self._parent.wrap_reducer(*args, **kwargs)
-
-    def reset_reducers(self) -> None:
-        """Call `context.reset_reducers`."""
-        self._parent.reset_reducers()
-
-    def reduce_metrics(self, for_training: bool) -> dict[str, Any]:
-        """Call `context.reduce_metrics`."""
-        return self._parent.reduce_metrics(for_training)
