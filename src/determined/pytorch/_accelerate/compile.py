@@ -34,7 +34,6 @@ class CompiledForward:
         self._run = torch.compile(run, **self._options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the module's forward returns."""
         return self._run(*args, **kwargs)
 
     def __reduce__(self) -> Any:
