@@ -78,7 +78,7 @@ class Rank:
     def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
         self.process = start_process(
             command,
-            env={**os.environ, "PYTHONPATH": str(SOURCES), "TORCH_CPP_LOG_LEVEL": "ERROR", **environment},
+            env={**os.environ, "PYTHONPATH": str(SOURCES), **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -93,7 +93,8 @@ class Rank:
     def _read(self) -> None:
         assert self.process.stdout
         for line in self.process.stdout:
-            self._lines.put(line.rstrip("\n"))
+            if not line.startswith("[W"):  # torch warns of a store whose process was killed
+                self._lines.put(line.rstrip("\n"))
         self._lines.put("")
 
     def line(self) -> str:

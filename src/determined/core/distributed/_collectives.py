@@ -13,6 +13,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent import futures
 from typing import Any, NamedTuple, TypeVar
 
 from determined import errors
@@ -23,6 +24,7 @@ T = TypeVar("T")
 
 # The first member notices a missing one at its timeout and tells the others; they wait this much longer for it.
 GRACE_PERIOD_S = 1.0
+SIGNAL_INTERVAL_S = 0.5
 CLUES = (
     "Its own output says why it ended; without any, check whether the system killed it (out of memory: dmesg) or its "
     "machine or network failed."
@@ -163,8 +165,14 @@ class Collectives:
     def _submit(self, exchange: Exchange, call: str, action: Callable[[], T]) -> T:
         """Do something on the thread of the exchange. What keeps it from its end ends the exchange of all ranks."""
         try:
+            future = exchange.submit(action)
             # That thread keeps the time itself, unless the store of a rank 0 that is frozen keeps it waiting.
-            return exchange.submit(action).result(self._timeout + 2 * GRACE_PERIOD_S)
+            deadline = time.monotonic() + self._timeout + 2 * GRACE_PERIOD_S
+            # A signal that arrives just before a wait begins is handled when it ends: so no wait is long.
+            while not futures.wait([future], SIGNAL_INTERVAL_S).done:
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+            return future.result()
         except PeerLeft as left:
             rank, why = left.args
             text = (
