@@ -2,7 +2,8 @@
 # remade when its inputs change.
 
 PYTHON ?= python3
-TEST_WORKERS ?= 2
+# More than the cores of a small machine: many tests wait for processes.
+TEST_WORKERS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin

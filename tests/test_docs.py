@@ -223,6 +223,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_documentation_builds_without_a_warning(site: pathlib.Path) -> None:
     assert (site / "guides" / "data" / "index.html").is_file()
 

@@ -55,6 +55,7 @@ def test_the_benchmark_of_a_gpu_can_be_tried_without_one(
     assert [line.split("  ")[1] for line in lines if "us a batch" in line][:2] == ["plain loop", "Resolute"]
 
 
+@pytest.mark.thorough
 def test_the_plain_loop_and_ours_do_the_same_work_and_tell_what_it_took(
     peers: ModuleType, tmp_path: pathlib.Path
 ) -> None:

@@ -60,6 +60,7 @@ def test_the_live_view_shows_the_search_and_ctrl_c_asks_then_pauses(lab: Lab) ->
     assert lab.processes() == []
 
 
+@pytest.mark.thorough
 def test_two_interrupts_at_once_pause_without_a_question(lab: Lab) -> None:
     lab.create()
     with terminal(lab.home, "e", "activate", 1, "-f") as screen:
@@ -82,6 +83,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield made
 
 
+@pytest.mark.thorough
 def test_detaching_leaves_the_experiment_running(held: Lab) -> None:
     with terminal(held.home, "e", "activate", 1, "-f") as screen:
         screen.expect("step 1 with x")

@@ -63,6 +63,7 @@ def test_a_trial_without_numbers_cannot_be_plotted(det: Det, start: Callable[...
     assert "no numbers" in result.stderr
 
 
+@pytest.mark.thorough
 def test_more_metrics_than_fit_are_named(det: Det, start: Callable[..., Any], tmp_path: pathlib.Path) -> None:
     with start() as recorder:
         recorder.write([report(1, "training", **{f"m{index}": 1.0 for index in range(62)})])

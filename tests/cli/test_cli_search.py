@@ -38,6 +38,7 @@ def test_following_from_the_start_tells_of_every_validation_and_every_end(search
     assert all(0 < searched.output.index(f"trial {number} COMPLETED") < end for number in range(1, 5))
 
 
+@pytest.mark.thorough
 def test_following_from_the_start_tells_what_came_before_the_first_look(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

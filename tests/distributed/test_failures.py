@@ -201,6 +201,7 @@ def slow_with_own_timeout(seconds: float, port: int) -> None:
     fit(StuckTrial, {"distributed": own}, max_length=Batch(100_000), reporting_period=Batch(1000))
 
 
+@pytest.mark.thorough
 def test_timeout_of_the_given_context_is_that_of_the_hang_watch() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -188,6 +188,7 @@ def test_aggregated_gradients_are_those_of_all_batches_and_ranks() -> None:
     assert_close(one, plain_weights(2, 6, aggregation=3, clip=ClippingTrial.clip))
 
 
+@pytest.mark.thorough
 def test_metrics_are_those_of_all_ranks() -> None:
     ranks.run(weights_after, 2, 4)
     ours = [report.metrics for report in records().metrics(1)]
@@ -351,6 +352,7 @@ def temperatures() -> list[float]:
     return [trial.temperature.item() for trial in trials]
 
 
+@pytest.mark.thorough
 def test_parameters_of_no_model_are_trained_by_all_ranks_and_resumed_exactly() -> None:
     first, second = ranks.run(temperatures, 2)
     assert first == second
@@ -358,6 +360,7 @@ def test_parameters_of_no_model_are_trained_by_all_ranks_and_resumed_exactly() -
     assert in_one == in_parts == pytest.approx(replicated, rel=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("size", "trial_class"), [(1, FsdpTrial), (4, FsdpTrial), (2, DdpTrial)])
 def test_another_number_of_ranks_or_whole_models_go_on_from_shards(
     size: int, trial_class: type[LineTrial], sharded: pathlib.Path, consolidated: pathlib.Path
@@ -398,6 +401,7 @@ def continued_in_mid_aggregation(first: type[LineTrial], then: type[LineTrial]) 
     fit(then, {"aggregation_frequency": 3}, max_length=Batch(9), latest_checkpoint=uuid)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("first", "then"), [(FsdpTrial, DdpTrial), (DdpTrial, FsdpTrial)])
 def test_gradients_between_aggregated_steps_are_kept_by_both_kinds(
     first: type[LineTrial], then: type[LineTrial]

@@ -113,6 +113,7 @@ def test_two_machines_train_one_trial(start: Any) -> None:
     assert checkpoint.steps_completed == 6
 
 
+@pytest.mark.thorough
 def test_cut_cable_ends_all_ranks_on_both_machines(start: Any) -> None:
     job = start("100000", "0.01")
     job.await_output(3, "batch 5\n")

@@ -185,6 +185,7 @@ class MetricTrial(LineTrial):
         return super().evaluate_batch(batch, batch_idx)
 
 
+@pytest.mark.thorough
 def test_torchmetrics_are_over_all_ranks() -> None:
     pytest.importorskip("torchmetrics")
     ranks.run(trained, 2, MetricTrial)
@@ -444,6 +445,7 @@ def trained_compressed() -> Any:
     return trained_by_config(gradient_compression=True)
 
 
+@pytest.mark.thorough
 def test_config_compresses_gradients_as_an_optimizer_that_asks_for_it() -> None:
     compressed = ranks.run(trained_compressed, 2)
     assert_same(compressed, ranks.run(trained, 2, HalfTrial))

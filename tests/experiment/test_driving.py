@@ -41,6 +41,7 @@ def test_a_search_runs_to_its_end(lab: Experiments) -> None:
     eventually(lambda: not lab.processes(), 20)
 
 
+@pytest.mark.thorough
 def test_scripts_are_run_as_they_are_given(lab: Experiments) -> None:
     (lab.code / "script.py").write_text(
         "import determined as det\n"
@@ -102,6 +103,7 @@ def steps(lab: Experiments, id: int) -> int:
     return trials[0].steps_completed if trials else 0
 
 
+@pytest.mark.thorough
 def test_a_paused_experiment_goes_on_where_it_was(lab: Experiments) -> None:
     id = lab.create(long(60))
     eventually(lambda: steps(lab, id) >= 10)
@@ -144,6 +146,7 @@ def test_a_trial_that_ignores_a_stop_is_killed_in_the_end(lab: Experiments) -> N
     eventually(lambda: not lab.processes(), 20)
 
 
+@pytest.mark.thorough
 def test_a_second_runner_is_refused_at_once(lab: Experiments) -> None:
     from determined.experiment._drive import drive
 

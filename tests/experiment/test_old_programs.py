@@ -202,6 +202,7 @@ def test_keys_without_effect_and_old_forms_are_told_once() -> None:
     assert "was read as time_metric: batches, max_time: 4" in notes
 
 
+@pytest.mark.thorough
 def test_an_old_search_stops_trials_that_do_not_keep_up(workshop: Workshop) -> None:
     searcher = (
         "searcher: {name: adaptive_asha, metric: accuracy, smaller_is_better: false, max_trials: 4, divisor: 4,"

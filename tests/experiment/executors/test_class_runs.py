@@ -200,6 +200,7 @@ def test_trial_imports_its_own_snapshot(runs: Runs) -> None:
     assert "the other one" in runs.text(spec)
 
 
+@pytest.mark.thorough
 def test_module_that_takes_the_place_of_a_library_does_so(runs: Runs) -> None:
     runs.write("SHOWN = 'ours'", "cProfile.py")
     write(runs, before="import sys, cProfile; print(cProfile.SHOWN, sys.argv)")
@@ -351,6 +352,7 @@ class Fails(Trial):
     assert (ended.reason, ended.message) == (EndReason.FAILED, "rank 1: ValueError: on one rank only")
 
 
+@pytest.mark.thorough
 def test_rank_that_is_frozen_after_the_training_is_ended_and_named(runs: Runs) -> None:
     write(
         runs,

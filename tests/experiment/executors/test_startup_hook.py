@@ -21,6 +21,7 @@ def test_hook_runs_in_the_code_folder_before_the_trial_and_its_output_is_in_the_
     assert [line.text for line in runs.lines(spec)] == [f"hook of trial {spec.trial_id}", "trial"]
 
 
+@pytest.mark.thorough
 def test_hook_runs_once_and_all_ranks_of_a_class_find_what_it_installed_and_exported(runs: Runs) -> None:
     runs.write(f"echo hooked; {INSTALL}", "startup-hook.sh")
     runs.write(TRIAL.replace("import torch\n", "import colors\nimport torch\n", 1))

@@ -80,5 +80,6 @@ def test_own_method_comes_near_the_optimum(folder: pathlib.Path) -> None:
     assert sum(found[10:]) / 20 < sum(found[:10]) / 10 / 2
 
 
+@pytest.mark.thorough
 def test_own_method_survives_restarts(folder: pathlib.Path) -> None:
     assert losses(folder, anew=True) == losses(folder, anew=False)
