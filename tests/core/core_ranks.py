@@ -93,8 +93,7 @@ class Rank:
     def _read(self) -> None:
         assert self.process.stdout
         for line in self.process.stdout:
-            if not line.startswith("[W"):  # torch warns of a store whose process was killed
-                self._lines.put(line.rstrip("\n"))
+            self._lines.put(line.rstrip("\n"))
         self._lines.put("")
 
     def line(self) -> str:

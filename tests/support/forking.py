@@ -140,7 +140,8 @@ def _requests() -> socket.socket:
         [sys.executable, __file__, str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
         stdin=DEVNULL,
-        env={**os.environ, **_ONE_THREAD},
+        # As a launcher sets it for ranks, for torch reads it when it is imported.
+        env={**os.environ, **_ONE_THREAD, "TORCH_CPP_LOG_LEVEL": "ERROR"},
         cwd=pathlib.Path(__file__).parent,
         start_new_session=True,
     )

@@ -176,7 +176,8 @@ class Keeper:
     def _start(self, command: list[str], patience: float) -> None:
         self._patience = patience
         pipe = subprocess.PIPE if int(os.environ["WORLD_SIZE"]) > 1 else None
-        variables = {"PYTHONUNBUFFERED": "1", **os.environ}
+        # torch warns at length of a store whose process has ended; this library names the rank.
+        variables = {"PYTHONUNBUFFERED": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
         try:
             self._program = subprocess.Popen(
                 command,

@@ -41,6 +41,7 @@ def run_environment(base: Mapping[str, str], spec: RunSpec) -> dict[str, str]:
     """Return the variables of a run."""
     threads = dict.fromkeys(THREAD_VARIABLES, spec.environment.get(THREAD_VARIABLES[0], str(spec.threads)))
     return {
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # torch warns at length of a store whose process has ended
         **base,
         "PYTHONUNBUFFERED": "1",  # so that its output can be seen as it comes
         **threads,
