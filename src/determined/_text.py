@@ -28,7 +28,7 @@ def plain_lines(value: Any, limit: int | None = None) -> str:
 
 
 def bounded(text: str, limit: int) -> str:
-    """Return a name of at most so many characters: the end of a longer one is replaced by the checksum of the whole."""
+    """Return a name of limited length: the end of a longer one is replaced by the checksum of the whole."""
     if len(text) <= limit:
         return text
     return f"{text[: limit - 10]}… {zlib.crc32(text.encode(errors='backslashreplace')):08x}"
