@@ -228,6 +228,7 @@ def test_documentation_builds_without_a_warning(site: pathlib.Path) -> None:
     assert (site / "guides" / "data" / "index.html").is_file()
 
 
+@pytest.mark.thorough
 def test_documentation_loads_nothing_from_elsewhere(site: pathlib.Path) -> None:
     loads = re.compile(r"<(?:script|img|iframe)[^>]*\bsrc=\"?https?:|<link[^>]*rel=\"?stylesheet[^>]*https?:")
     pages = list(site.rglob("*.html"))

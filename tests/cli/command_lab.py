@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import psutil
-from typer.testing import CliRunner
 
+from det_command import run_det
 from determined import tracking
-from determined.cli._app import app
 
 SCRIPT = """
 import pathlib
@@ -110,7 +109,7 @@ class Lab:
     def det(self, *arguments: object, **options: Any) -> Any:
         """Run `det` in this process, with this home folder."""
         environment = {"DET_HOME": str(self.home)}
-        return CliRunner().invoke(app, [str(argument) for argument in arguments], env=environment, **options)
+        return run_det(*arguments, env=environment, **options)
 
     def succeeds(self, *arguments: object) -> str:
         """Run `det`, which must not fail, and return what it printed."""

@@ -11,10 +11,9 @@ import psutil
 import pytest
 from command_lab import CLASS_CONFIG, Lab, Searched
 from command_lab import lab as opened_lab
-from typer.testing import CliRunner
 
+from det_command import run_det
 from determined import tracking
-from determined.cli._app import app
 
 HOSTILE = "bad\x1b[31m\a [red]name[/red]\n"
 
@@ -30,7 +29,7 @@ def det(home: pathlib.Path) -> Callable[..., Any]:
     """Runs `det` with the arguments given, in this process."""
 
     def det(*arguments: object, **options: Any) -> Any:
-        return CliRunner().invoke(app, [str(argument) for argument in arguments], **options)
+        return run_det(*arguments, **options)
 
     return det
 

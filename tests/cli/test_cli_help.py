@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import typer.main
 
 import forking
-from determined.cli._app import app
+from det_command import root
 
 Det = Callable[..., Any]
 
@@ -32,7 +31,7 @@ def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]
             yield (*path, name)
 
 
-COMMANDS = list(commands(typer.main.get_command(app)))
+COMMANDS = list(commands(root()))
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

@@ -79,6 +79,7 @@ def test_core_api_works_without(library: str, run_in_new_interpreter: Run) -> No
     assert done.stdout.splitlines() == ["best None", "end"]
 
 
+@pytest.mark.thorough
 def test_profiling_without_psutil_says_what_is_missing(run_in_new_interpreter: Run) -> None:
     done = run_in_new_interpreter(without("psutil") + TRAIN.format(profiling=True))
     assert done.returncode == 0, done.stderr

@@ -17,11 +17,11 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from typer.testing import CliRunner
 
 import ranks
+from cases import every
+from det_command import run_det
 from determined import pytorch
-from determined.cli._app import app
 from determined.errors import InvalidCheckpointException, InvalidExperimentException
 from determined.pytorch import Batch
 from saving import change_file, reseal
@@ -256,7 +256,7 @@ def store() -> pathlib.Path:
 def whole(uuid: str) -> pathlib.Path:
     """Return a copy of a checkpoint with whole tensors."""
     target = store().parent / f"{uuid}-whole"
-    done = CliRunner().invoke(app, ["checkpoint", "consolidate", uuid, str(target)])
+    done = run_det("checkpoint", "consolidate", uuid, target)
     assert done.exit_code == 0, done.output
     return target
 
@@ -269,7 +269,9 @@ def in_parts_and_without_a_break(trial_class: type[LineTrial], stop: int, end: i
     fit(trial_class, **arguments, latest_checkpoint="latest")
 
 
-@pytest.mark.parametrize(("trial_class", "init"), [(DropoutTrial, {}), (ClippingTrial, {"aggregation_frequency": 3})])
+@pytest.mark.parametrize(
+    ("trial_class", "init"), every(2, [(DropoutTrial, {}), (ClippingTrial, {"aggregation_frequency": 3})])
+)
 def test_resume_with_as_many_ranks_is_exact(trial_class: type[LineTrial], init: dict[str, Any]) -> None:
     ranks.run(in_parts_and_without_a_break, 2, trial_class, 4, 9, init)
     _, in_one, _, in_parts = [checkpoint.uuid for checkpoint in records().checkpoints()]
@@ -447,7 +449,7 @@ def test_a_consolidated_checkpoint_trains_like_any_other(consolidated: pathlib.P
 
 def test_a_checkpoint_of_whole_models_is_not_consolidated(tmp_path: pathlib.Path) -> None:
     saved(DdpTrial)
-    done = CliRunner().invoke(app, ["checkpoint", "consolidate", latest_checkpoint(), str(tmp_path / "target")])
+    done = run_det("checkpoint", "consolidate", latest_checkpoint(), tmp_path / "target")
     assert done.exit_code == 1
     assert "holds whole tensors already" in done.output
     assert not (tmp_path / "target").exists()

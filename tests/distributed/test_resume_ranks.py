@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import ranks
+from cases import every
 from determined import pytorch
 from determined.pytorch import Batch
 from trials import LineTrial, assert_same, fit, records, state_in
@@ -55,7 +56,7 @@ def last_checkpoint(trial_id: int) -> Any:
         pytest.param(3, RandomTrial, 1, id="3 ranks", marks=pytest.mark.thorough),
         pytest.param(4, RandomTrial, 1, id="4 ranks", marks=pytest.mark.thorough),
         pytest.param(2, RandomTrial, 2, id="between aggregated steps"),
-        pytest.param(2, WorkerTrial, 1, id="loader workers"),
+        pytest.param(2, WorkerTrial, 1, id="loader workers", marks=pytest.mark.thorough),
     ],
 )
 def test_resumed_ranks_end_with_the_same_bits(size: int, kind: type[LineTrial], aggregation: int) -> None:
@@ -117,7 +118,7 @@ def trained_on(size: int, *args: Any) -> list[int]:
     return [index for parts in zip(*per_rank, strict=True) for part in parts for index in part]
 
 
-@pytest.mark.parametrize("kind", [IndexTrial, FixedTrial], ids=["global batch size", "fixed batch size"])
+@pytest.mark.parametrize("kind", every(2, [IndexTrial, FixedTrial]), ids=["global batch size", "fixed batch size"])
 def test_other_number_of_ranks_goes_on_with_the_next_sample(kind: type[IndexTrial]) -> None:
     first = trained_on(2, kind, 3, None)
     second = trained_on(4, kind, 5, last_checkpoint(1).uuid)

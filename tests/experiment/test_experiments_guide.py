@@ -7,10 +7,9 @@ import re
 from typing import Any
 
 import pytest
-import typer
 import yaml
 
-from determined.cli._app import app
+from det_command import root
 from determined.experiment import config as configs
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
@@ -35,7 +34,7 @@ def test_config_of_the_guide_is_accepted(snippet: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_of_the_guide_exists(command: str) -> None:
-    found: Any = typer.main.get_command(app)
+    found: Any = root()
     words = command.split()
     while words and words[0] in getattr(found, "commands", {}):
         found = found.commands[words.pop(0)]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cases import every
 from determined.experiment import config as configs
 from determined.experimental import client
 from determined.tracking import RunState
@@ -169,7 +170,7 @@ def test_a_trial_validates_and_saves_by_its_old_periods(workshop: Workshop, case
     assert sorted({one.steps_completed for one in workshop.records.checkpoints(1)}) == saved
 
 
-@pytest.mark.parametrize("case", SEARCHERS)
+@pytest.mark.parametrize("case", every(3, SEARCHERS))
 def test_an_old_search_runs_to_its_end(workshop: Workshop, case: str) -> None:
     if case in ("tpe", "gp"):
         pytest.importorskip("optuna", reason="needs the extra `search`")

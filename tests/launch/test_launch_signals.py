@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import forking
+from cases import every
 from determined import pytorch
 from trials import records, saved_at
 
@@ -62,7 +63,7 @@ def pids_in(lines: list[str]) -> list[int]:
     return [int(match[1]) for line in lines if (match := re.search(r"\] process (\d+)", line))]
 
 
-@pytest.mark.parametrize(("which", "to_group"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
+@pytest.mark.parametrize(("which", "to_group"), every(2, [(signal.SIGTERM, False), (signal.SIGINT, True)]))
 def test_signal_lets_all_ranks_save_once_and_gives_the_status_of_shells(
     which: signal.Signals, to_group: bool, script: Callable[..., str], start: Start
 ) -> None:

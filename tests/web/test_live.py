@@ -11,10 +11,9 @@ import sys
 import pytest
 from browser import browser
 from site_of_tests import Site
-from typer.testing import CliRunner
 
+from det_command import run_det
 from determined import tracking
-from determined.cli._app import app
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
@@ -109,7 +108,7 @@ def test_page_ends_at_once_with_a_reader(site: Site, tmp_path: pytest.TempPathFa
 def test_busy_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
-        result = CliRunner().invoke(app, ["ui", "--port", str(port)])
+        result = run_det("ui", "--port", port)
     assert (result.exit_code, f"port {port}" in result.stderr, "--port" in result.stderr) == (1, True, True)
 
 

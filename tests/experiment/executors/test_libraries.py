@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from cases import every
 from determined.experiment.executors._libraries import FORKABLE, libraries_of
 
 pytestmark = pytest.mark.process
@@ -60,7 +61,7 @@ def test_known_libraries_start_no_threads_and_touch_no_gpu() -> None:
 THREAD = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
 
 
-@pytest.mark.parametrize("starts", ["pass", THREAD])
+@pytest.mark.parametrize("starts", every(2, [THREAD, "pass"]))
 def test_a_process_with_threads_is_not_forked(starts: str, tmp_path: pathlib.Path) -> None:
     written(tmp_path, surprising=starts)
     program = (

@@ -9,7 +9,7 @@ import random
 import shutil
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,21 +24,6 @@ from trials import SEED, LineTrial, assert_same, fit, latest_checkpoint, records
 
 PAGE = 4096
 FLIPS = 100
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
-    """A checkpoint in a home of its own; tests damage copies."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DET_HOME", str(tmp_path_factory.mktemp("home")))
-        patch.setenv("DET_PROGRESS", "0")
-        fit(max_length=Batch(2))
-        yield pathlib.Path(records().checkpoints()[-1].path)
-
-
-@pytest.fixture
-def checkpoint(saved: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
-    return pathlib.Path(shutil.copytree(saved, tmp_path / "checkpoint"))
 
 
 FILES = ["state_dict.pth", "load_data.json", "metadata.json", "manifest.json", "trials.py"]

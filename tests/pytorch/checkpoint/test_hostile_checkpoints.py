@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from determined import core, pytorch
 from determined.errors import InvalidCheckpointException
 from determined.pytorch import Batch
-from saving import change_file, change_state, program_in, reseal, save, state_in, train
+from saving import change_file, change_state, program_in, reseal, state_in, train
 from trials import LineTrial
 
 load = pytorch.load_trial_from_checkpoint_path
@@ -72,8 +72,8 @@ def canary(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 @pytest.fixture
-def folder() -> pathlib.Path:
-    return save()
+def folder(checkpoint: pathlib.Path) -> pathlib.Path:
+    return checkpoint
 
 
 def assert_refused(folder: pathlib.Path, match: str) -> None:

@@ -44,12 +44,11 @@ class WithArguments(LineTrial):
 # Which class
 
 
-def test_class_is_imported_from_the_checkpoint_and_has_the_saved_weights() -> None:
-    folder = save()
-    trial = load(folder)
+def test_class_is_imported_from_the_checkpoint_and_has_the_saved_weights(checkpoint: pathlib.Path) -> None:
+    trial = load(checkpoint)
     assert type(trial).__name__ == "LineTrial"
     assert type(trial) is not LineTrial  # that of the checkpoint's code
-    assert torch.equal(trial.model.weight, state_in(folder)["models_state_dict"][0]["weight"])
+    assert torch.equal(trial.model.weight, state_in(checkpoint)["models_state_dict"][0]["weight"])
 
 
 def test_path_may_be_a_str() -> None:
@@ -66,28 +65,25 @@ def test_class_given_is_taken_with_its_arguments() -> None:
     assert (trial.size, trial.name) == (3, "x")
 
 
-def test_class_given_needs_no_code() -> None:
-    folder = save()
-    for path in (folder / "code").iterdir():
-        path.rename(folder.parent / path.name)
-    (folder / "code").rmdir()
-    assert type(load(folder, LineTrial)) is LineTrial
+def test_class_given_needs_no_code(checkpoint: pathlib.Path) -> None:
+    for path in (checkpoint / "code").iterdir():
+        path.rename(checkpoint.parent / path.name)
+    (checkpoint / "code").rmdir()
+    assert type(load(checkpoint, LineTrial)) is LineTrial
 
 
-def test_code_of_the_checkpoint_goes_before_that_of_this_process() -> None:
-    folder = save()
-    code = program_in(folder) / "trials.py"
+def test_code_of_the_checkpoint_goes_before_that_of_this_process(checkpoint: pathlib.Path) -> None:
+    code = program_in(checkpoint) / "trials.py"
     change_file(code, code.read_text() + "\n\nLineTrial.edition = 'saved'\n")
-    assert load(folder).edition == "saved"
+    assert load(checkpoint).edition == "saved"
     assert not hasattr(LineTrial, "edition")
 
 
-def test_class_inside_a_class_is_found() -> None:
-    folder = save()
-    code = program_in(folder) / "trials.py"
+def test_class_inside_a_class_is_found(checkpoint: pathlib.Path) -> None:
+    code = program_in(checkpoint) / "trials.py"
     change_file(code, code.read_text() + "\n\nclass Outer:\n    class Inner(LineTrial):\n        pass\n")
-    describe(folder, trial_cls_spec="trials:Outer.Inner")
-    assert type(load(folder)).__qualname__ == "Outer.Inner"
+    describe(checkpoint, trial_cls_spec="trials:Outer.Inner")
+    assert type(load(checkpoint)).__qualname__ == "Outer.Inner"
 
 
 # Programs of their own
@@ -183,34 +179,31 @@ def test_trial_of_a_program_that_ran_by_itself_loads(
 # Traces
 
 
-def test_loading_leaves_this_process_as_it_was() -> None:
-    folder = save()
-    (program_in(folder) / "only_in_the_checkpoint.py").touch()
-    code = program_in(folder) / "trials.py"
+def test_loading_leaves_this_process_as_it_was(checkpoint: pathlib.Path) -> None:
+    (program_in(checkpoint) / "only_in_the_checkpoint.py").touch()
+    code = program_in(checkpoint) / "trials.py"
     change_file(code, code.read_text() + "\n\nimport only_in_the_checkpoint\n")
     paths, modules, bytecode = list(sys.path), dict(sys.modules), sys.dont_write_bytecode
-    load(folder)
+    load(checkpoint)
     assert sys.path == paths
     assert sys.modules == modules
     assert sys.dont_write_bytecode == bytecode
 
 
-def test_loading_that_fails_leaves_this_process_as_it_was() -> None:
-    folder = save()
-    change_file(program_in(folder) / "trials.py", "import json\n1 / 0\n")
+def test_loading_that_fails_leaves_this_process_as_it_was(checkpoint: pathlib.Path) -> None:
+    change_file(program_in(checkpoint) / "trials.py", "import json\n1 / 0\n")
     paths, modules = list(sys.path), dict(sys.modules)
     with pytest.raises(ZeroDivisionError):
-        load(folder)
+        load(checkpoint)
     assert sys.path == paths
     assert sys.modules == modules
 
 
-def test_loading_leaves_the_checkpoint_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_leaves_the_checkpoint_as_it_was(monkeypatch: pytest.MonkeyPatch, checkpoint: pathlib.Path) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    folder = save()
-    before = contents(folder)
-    load(folder)
-    assert contents(folder) == before
+    before = contents(checkpoint)
+    load(checkpoint)
+    assert contents(checkpoint) == before
 
 
 def test_modules_of_two_checkpoints_do_not_mix() -> None:
@@ -251,27 +244,24 @@ def test_file_instead_of_a_folder_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["load_data.json", "state_dict.pth"])
 @pytest.mark.parametrize("options", [None, {"mmap": True}])
-def test_missing_file_is_refused_naming_it(name: str, options: dict[str, Any] | None) -> None:
-    folder = save()
-    (folder / name).unlink()
+def test_missing_file_is_refused_naming_it(name: str, options: dict[str, Any] | None, checkpoint: pathlib.Path) -> None:
+    (checkpoint / name).unlink()
     with pytest.raises(det.errors.InvalidCheckpointException, match=name):
-        load(folder, torch_load_kwargs=options)
+        load(checkpoint, torch_load_kwargs=options)
 
 
-def test_missing_code_is_refused_with_the_way_out() -> None:
-    folder = save()
-    (folder / "code").rename(folder / "gone")
-    reseal(folder)
+def test_missing_code_is_refused_with_the_way_out(checkpoint: pathlib.Path) -> None:
+    (checkpoint / "code").rename(checkpoint / "gone")
+    reseal(checkpoint)
     with pytest.raises(det.errors.InvalidCheckpointException, match="trial_class=YourTrial"):
-        load(folder)
+        load(checkpoint)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"trial_type": "TFKerasTrial"}', "{}"])
-def test_description_that_makes_no_sense_is_refused(text: str) -> None:
-    folder = save()
-    change_file(folder / "load_data.json", text)
+def test_description_that_makes_no_sense_is_refused(text: str, checkpoint: pathlib.Path) -> None:
+    change_file(checkpoint / "load_data.json", text)
     with pytest.raises(det.errors.InvalidCheckpointException, match=r"load_data\.json"):
-        load(folder)
+        load(checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -297,11 +287,10 @@ def test_description_that_makes_no_sense_is_refused(text: str) -> None:
         3,
     ],
 )
-def test_class_that_is_no_trial_is_refused(spec: Any) -> None:
-    folder = save()
-    describe(folder, trial_cls_spec=spec)
+def test_class_that_is_no_trial_is_refused(spec: Any, checkpoint: pathlib.Path) -> None:
+    describe(checkpoint, trial_cls_spec=spec)
     with pytest.raises(det.errors.InvalidCheckpointException, match="trial_class=YourTrial"):
-        load(folder)
+        load(checkpoint)
 
 
 class OtherNames(LineTrial):
@@ -316,36 +305,32 @@ class TwoModels(LineTrial):
 
 
 @pytest.mark.parametrize("trial_class", [OtherNames, TwoModels])
-def test_class_that_does_not_fit_the_weights_is_refused(trial_class: type[LineTrial]) -> None:
-    folder = save()
+def test_class_that_does_not_fit_the_weights_is_refused(trial_class: type[LineTrial], checkpoint: pathlib.Path) -> None:
     with pytest.raises(det.errors.InvalidCheckpointException, match="models_state_dict"):
-        load(folder, trial_class)
+        load(checkpoint, trial_class)
 
 
-def test_weights_with_the_prefix_of_several_processes_load() -> None:
-    folder = save()
-    weights = state_in(folder)["models_state_dict"][0]
-    change_state(folder, models_state_dict=[{f"module.{name}": value for name, value in weights.items()}])
-    assert torch.equal(load(folder).model.weight, weights["weight"])
+def test_weights_with_the_prefix_of_several_processes_load(checkpoint: pathlib.Path) -> None:
+    weights = state_in(checkpoint)["models_state_dict"][0]
+    change_state(checkpoint, models_state_dict=[{f"module.{name}": value for name, value in weights.items()}])
+    assert torch.equal(load(checkpoint).model.weight, weights["weight"])
 
 
-def test_checkpoint_without_import_paths_imports_from_its_code_folder() -> None:
-    folder = save()
-    own = program_in(folder)
-    description = json.loads((folder / "load_data.json").read_text())
+def test_checkpoint_without_import_paths_imports_from_its_code_folder(checkpoint: pathlib.Path) -> None:
+    own = program_in(checkpoint)
+    description = json.loads((checkpoint / "load_data.json").read_text())
     del description["import_paths"]
-    if own != folder / "code":
-        (own / "trials.py").rename(folder / "code" / "trials.py")
-    change_file(folder / "load_data.json", json.dumps(description))
-    assert type(load(folder)).__name__ == "LineTrial"
+    if own != checkpoint / "code":
+        (own / "trials.py").rename(checkpoint / "code" / "trials.py")
+    change_file(checkpoint / "load_data.json", json.dumps(description))
+    assert type(load(checkpoint)).__name__ == "LineTrial"
 
 
 @pytest.mark.parametrize("paths", [["/"], ["../.."], [], "code", [1], None])
-def test_import_paths_that_are_not_in_the_code_are_refused(paths: Any) -> None:
-    folder = save()
-    describe(folder, import_paths=paths)
+def test_import_paths_that_are_not_in_the_code_are_refused(paths: Any, checkpoint: pathlib.Path) -> None:
+    describe(checkpoint, import_paths=paths)
     with pytest.raises(det.errors.InvalidCheckpointException, match="trial_class=YourTrial"):
-        load(folder)
+        load(checkpoint)
 
 
 # Options of torch.load
@@ -355,19 +340,17 @@ class Unusual:
     """A class of the user's, in a checkpoint that the user trusts."""
 
 
-def test_options_reach_torch_load() -> None:
-    folder = save()
-    change_state(folder, callbacks={"mine": Unusual()})
+def test_options_reach_torch_load(checkpoint: pathlib.Path) -> None:
+    change_state(checkpoint, callbacks={"mine": Unusual()})
     with pytest.raises(det.errors.InvalidCheckpointException, match="Unusual"):
-        load(folder, LineTrial)
-    assert isinstance(load(folder, LineTrial, torch_load_kwargs={"weights_only": False}), LineTrial)
+        load(checkpoint, LineTrial)
+    assert isinstance(load(checkpoint, LineTrial, torch_load_kwargs={"weights_only": False}), LineTrial)
 
 
-def test_options_in_their_old_place_work_with_a_warning() -> None:
-    folder = save()
-    change_state(folder, callbacks={"mine": Unusual()})
+def test_options_in_their_old_place_work_with_a_warning(checkpoint: pathlib.Path) -> None:
+    change_state(checkpoint, callbacks={"mine": Unusual()})
     with pytest.warns(DeprecationWarning, match=r"torch_load_kwargs=\{'weights_only': False\}"):
-        assert isinstance(load(folder, LineTrial, weights_only=False), LineTrial)
+        assert isinstance(load(checkpoint, LineTrial, weights_only=False), LineTrial)
 
 
 class Nested(LineTrial):

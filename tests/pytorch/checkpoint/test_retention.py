@@ -9,12 +9,11 @@ import sqlite3
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import forking
+from det_command import run_det
 from determined import errors, pytorch, tracking
 from determined._home import home
-from determined.cli._app import app
 from determined.pytorch import Batch
 from determined.storage import Manifest
 from trials import LineTrial, ScriptedTrial, fit, records, scripted, trainer
@@ -201,7 +200,7 @@ def test_crash_while_deleting_leaves_no_half_checkpoint_and_gc_finishes_the_job(
     assert steps >= {2, 4}  # the best and the latest
     for path in completed().values():
         check_whole(path)
-    assert CliRunner().invoke(app, ["gc"]).exit_code == 0
+    assert run_det("gc").exit_code == 0
     assert {path.name for path in home().checkpoints.iterdir()} == set(completed())
     assert {path for path in completed().values() if path.is_dir()} == set(completed().values())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import subprocess
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 import forking
+from cases import every
 from determined import pytorch
 from determined.pytorch import Batch, Epoch, LRScheduler
 from exactness import LENGTH, ExactTrial, check_exact, check_same_end, run
@@ -27,9 +29,9 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("aggregation", [1, 3])
+@pytest.mark.parametrize(
+    ("workers", "shuffle", "aggregation"), every(3, itertools.product([0, 2], [True, False], [1, 3]))
+)
 def test_resumed_run_equals_whole_run(workers: int, shuffle: bool, aggregation: int) -> None:
     class Trial(ExactTrial):
         num_workers = workers
@@ -42,8 +44,7 @@ def test_resumed_run_equals_whole_run(workers: int, shuffle: bool, aggregation: 
 # Parts whose state must come along
 
 
-@pytest.mark.parametrize("mode", list(LRScheduler.StepMode))
-@pytest.mark.parametrize("aggregation", [1, 3])
+@pytest.mark.parametrize(("mode", "aggregation"), every(3, itertools.product(LRScheduler.StepMode, [1, 3])))
 def test_learning_rates_go_on(mode: LRScheduler.StepMode, aggregation: int) -> None:
     class Trial(ExactTrial):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:

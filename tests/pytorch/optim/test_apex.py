@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cases import every
 from determined import errors, pytorch
 from trials import LineTrial, assert_resumes_exactly, assert_same, fit, line_data, state_in, train_and_save, trainer
 
@@ -405,8 +406,7 @@ RESUMED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("aggregation", [1, 3])
-@pytest.mark.parametrize("kind", RESUMED)
+@pytest.mark.parametrize(("kind", "aggregation"), every(3, itertools.product(RESUMED, [1, 3])))
 def test_resumes_exactly(kind: str, aggregation: int) -> None:
     assert_resumes_exactly(RESUMED[kind], 4, 9, aggregation_frequency=aggregation)
 
