@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+import forking
 from determined import pytorch
 from trials import LineTrial, fit
 
@@ -88,8 +89,7 @@ def test_program_runs(program: Block, folder_with_line: pathlib.Path, monkeypatc
 def test_program_of_the_readme_runs_and_continues_as_it_says(folder_with_line: pathlib.Path) -> None:
     def run(**variables: str) -> list[str]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": "error", **variables}
-        command = [sys.executable, "line.py"]
-        return subprocess.run(command, env=environment, text=True, capture_output=True, check=True).stdout.splitlines()
+        return forking.run(["line.py"], env=environment, capture_output=True, check=True).stdout.splitlines()
 
     says = run()[-1]
     checkpoint = re.search(r"continue: DET_LATEST_CHECKPOINT=(\S+) .*line\.py$", says)

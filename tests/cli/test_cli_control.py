@@ -9,6 +9,7 @@ import psutil
 import pytest
 from command_lab import Lab, eventually
 
+from cases import every
 from determined import tracking
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
@@ -48,6 +49,7 @@ def test_an_experiment_whose_runner_was_killed_shows_it_and_goes_on(lab: Lab) ->
     assert "COMPLETED" in lab.succeeds("e", "wait", id, "--timeout", 90)
 
 
+@pytest.mark.thorough
 def test_an_experiment_of_a_machine_that_is_gone_is_taken_over_by_force(lab: Lab) -> None:
     id = lab.create("--paused")
     with tracking.Ledger.open(lab.home / "tracking.db", id) as ledger:
@@ -60,6 +62,7 @@ def test_an_experiment_of_a_machine_that_is_gone_is_taken_over_by_force(lab: Lab
     assert "COMPLETED" in lab.succeeds("e", "wait", id, "--timeout", 90)
 
 
+@pytest.mark.thorough
 def test_following_notices_that_the_runner_is_gone(lab: Lab) -> None:
     id = lab.create()
     lab.await_reports(id)
@@ -72,7 +75,7 @@ def test_following_notices_that_the_runner_is_gone(lab: Lab) -> None:
         assert follow(id) == 1
 
 
-@pytest.mark.parametrize("command", ["cancel", "kill"])
+@pytest.mark.parametrize("command", every(2, ["kill", "cancel"]))
 def test_an_experiment_is_ended(lab: Lab, command: str) -> None:
     id = lab.create()
     lab.await_reports(id)
@@ -101,6 +104,7 @@ def test_a_failed_experiment_has_status_1_and_says_why_and_can_be_continued(lab:
     assert lab.records.trials(id)[0].run_id == 2
 
 
+@pytest.mark.thorough
 def test_a_trial_is_killed_and_its_experiment_goes_on(lab: Lab) -> None:
     searcher = {"name": "grid", "metric": "loss", "max_concurrent_trials": 1}
     id = lab.create(hyperparameters={"x": {"type": "categorical", "vals": [1.0, 2.0]}}, searcher=searcher)
@@ -129,6 +133,7 @@ def test_more_slots_are_refused_than_there_are_until_there_are(lab: Lab) -> None
     assert lab.state(1) == "PAUSED"
 
 
+@pytest.mark.thorough
 def test_several_experiments_are_handled_at_once_and_a_failure_does_not_stop_the_rest(lab: Lab) -> None:
     first, second = lab.create("--paused"), lab.create("--paused")
     result = lab.det("e", "cancel", first, 99, second)

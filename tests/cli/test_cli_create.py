@@ -259,6 +259,7 @@ def test_a_startup_hook_that_fails_in_a_test_is_named(lab: Lab) -> None:
     assert (result.exit_code, "the test failed: startup-hook.sh exited with status 3" in result.stderr) == (1, True)
 
 
+@pytest.mark.thorough
 def test_trainings_of_scripts_are_one_batch_in_a_test(lab: Lab) -> None:
     (lab.code / "train.py").write_text(
         "from determined import pytorch\n"

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import ranks
+from cases import every
 from determined import pytorch
 from determined.pytorch import Batch
 from trials import TemperatureTrial, assert_same, fit, line_data, records
@@ -42,7 +43,7 @@ def plain_weights(size: int, count: int) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", every(2, [2, 4]))
 def test_ranks_train_what_one_process_would_on_all_their_batches(size: int) -> None:
     per_rank = ranks.run(weights_after, size, 5)
     for one in per_rank[1:]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import ranks
+from cases import every
 from determined import InvalidHP, core, pytorch, tracking
 from determined.pytorch import Batch
 from trials import LineTrial, fit, records
@@ -262,7 +263,7 @@ def test_program_that_leaves_on_all_ranks_saves() -> None:
     assert [one.steps_completed for one in records().checkpoints()] == [5]
 
 
-@pytest.mark.parametrize("kind", [InvalidTrial, LonelyInvalidTrial])
+@pytest.mark.parametrize("kind", every(2, [LonelyInvalidTrial, InvalidTrial]))
 def test_invalid_hyperparameters_on_any_rank_end_all_without_an_error(kind: type[SlowTrial]) -> None:
     with ranks.started(slow, 2, kind) as started:
         ended = started.wait()

@@ -162,7 +162,7 @@ def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
         torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("trial_class", [FsdpTrial, ClippingTrial, RecomputingTrial])
+@pytest.mark.parametrize("trial_class", every(3, [FsdpTrial, ClippingTrial, RecomputingTrial]))
 def test_ranks_train_what_one_process_would_on_all_their_batches(trial_class: type[FsdpTrial]) -> None:
     one, other = ranks.run(weights_after, 2, 6, trial_class)
     assert_same(one, other)
@@ -214,6 +214,7 @@ def test_ranks_with_fewer_validation_batches_than_others_evaluate_to_the_end() -
     assert validation_of(1) == [pytest.approx(metrics, rel=1e-4) for metrics in validation_of(2)]
 
 
+@pytest.mark.thorough
 def test_a_whole_data_set_is_evaluated_by_all_ranks_together() -> None:
     ranks.run(validated, 2, FullDatasetTrial, [1, 3])
     assert [sorted(metrics) for metrics in validation_of(1)] == [["batches", "epochs", "validation_loss"]] * 2
@@ -228,6 +229,7 @@ class StoppingTrial(UnevenTrial):
         return super().evaluate_batch(batch, batch_idx)
 
 
+@pytest.mark.thorough
 def test_a_validation_ends_for_all_ranks_when_one_wants_to_stop() -> None:
     ranks.run(validated, 2, StoppingTrial, [1, 3])
     assert saved_at() == [1]

@@ -87,6 +87,7 @@ def test_metrics_records_the_results_of_every_reducer() -> None:
     }
 
 
+@pytest.mark.thorough
 def test_metrics_draws_into_tensorboard() -> None:
     run_example("metrics", "--epochs", "1")
     assert len(drawn_image("misread digits")) > 0

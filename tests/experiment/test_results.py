@@ -110,6 +110,7 @@ def test_all_trials_of_a_search_begin_with_the_same_weights(workshop: Workshop) 
     assert [[report.metrics["weight"] for report in of_trial] for of_trial in reports] == [[3.5], [3.5]]
 
 
+@pytest.mark.thorough
 def test_a_trial_that_fails_after_a_warm_start_goes_on_from_its_own_checkpoint(workshop: Workshop) -> None:
     first = workshop.run(settings())
     workshop.told.write_text("2")
@@ -136,6 +137,7 @@ def test_a_trial_that_fails_before_its_first_checkpoint_begins_with_the_weights_
     assert workshop.values(second, "weight") == [7.125]
 
 
+@pytest.mark.thorough
 def test_the_source_is_what_was_the_latest_at_the_creation(workshop: Workshop) -> None:
     first = workshop.run(settings(2))
     second = workshop.create(settings(1, searcher={"source_trial_id": 1}))
@@ -185,6 +187,7 @@ def test_an_experiment_that_failed_can_be_continued(workshop: Workshop) -> None:
     assert workshop.starts(id) == [0, 3]
 
 
+@pytest.mark.thorough
 def test_a_continued_experiment_that_fails_again_has_failed(workshop: Workshop) -> None:
     workshop.told.write_text("3")
     id = workshop.create(settings(data={"told": str(workshop.told)}, max_restarts=0))

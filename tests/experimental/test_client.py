@@ -525,6 +525,7 @@ def test_an_experiment_is_controlled_from_another_process(tmp_path: pathlib.Path
     assert trial.reload().state is TrialState.CANCELED
 
 
+@pytest.mark.thorough
 @running
 def test_a_paused_experiment_waits_for_its_activation(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "config.yaml"

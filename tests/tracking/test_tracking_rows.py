@@ -116,6 +116,7 @@ def test_changed_value_is_never_taken_for_what_was_recorded(
     assert damaging.wrong(damaging.read_all(database), truth) == []
 
 
+@pytest.mark.thorough
 @some
 @given(data=st.data(), value=values)
 def test_value_that_nothing_guards_raises_nothing_but_the_own_exception(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from executor_runs import CONFIG, SOURCES, TRIAL, Runs, lives
 
+from cases import every
 from determined.experiment.executors import EndReason
 
 pytestmark = pytest.mark.process
@@ -134,6 +135,7 @@ def test_trial_starts_with_one_thread_and_without_cuda(runs: Runs) -> None:
     assert (facts["threads"], facts["cuda"]) == ([1, 1], False)
 
 
+@pytest.mark.thorough
 def test_nothing_that_is_imported_ahead_asks_for_gpus() -> None:
     # Which would leave a driver behind that no fork survives.
     program = """
@@ -308,7 +310,7 @@ def test_killed_trial_has_failed(runs: Runs) -> None:
     assert "memory runs out" in ended.message
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", every(2, ["fork", "spawn"]))
 def test_trial_has_loader_workers(context: str, runs: Runs) -> None:
     write(runs, f"class Loads(Trial):\n    loader = dict(num_workers=1, multiprocessing_context={context!r})")
     spec = runs.trial("model_def:Loads")
