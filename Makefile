@@ -11,6 +11,9 @@ INSTALLED := $(VENV)/.installed
 PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal
 DEMO := .demo
 
+# Compile each module once, not in every process that a test starts.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help venv demo test test-rest test-all coverage torture lint format docs bench clean
 
 help:
