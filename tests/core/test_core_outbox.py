@@ -76,14 +76,14 @@ def test_messages_are_delivered_without_a_flush(outbox: Outbox) -> None:
 def test_urgent_message_takes_those_before_it_along(outbox: Outbox) -> None:
     sink, arrived = Sink(), threading.Event()
     outbox.put(sink, "patient")
-    outbox.put(lambda _: arrived.set(), None, urgent=True)
+    outbox.put(lambda _: arrived.set(), None, within_s=0)
     assert arrived.wait(30)
     assert sink.messages == ["patient"]
 
 
 def test_what_gathers_for_one_destination_is_delivered_together(outbox: Outbox) -> None:
     gate, first, second = Gate(), Sink(), Sink()
-    outbox.put(gate, None, urgent=True)
+    outbox.put(gate, None, within_s=0)
     assert gate.begun.wait(30)
     for sink, message in [(first, 1), (first, 2), (second, 3), (first, 4)]:
         outbox.put(sink, message)
@@ -110,7 +110,7 @@ def test_every_destination_gets_its_messages_in_order(steps: list[int | str]) ->
 
 def test_put_does_not_wait_for_delivery(outbox: Outbox) -> None:
     gate = Gate()
-    outbox.put(gate, None, urgent=True)
+    outbox.put(gate, None, within_s=0)
     assert gate.begun.wait(30)
     outbox.put(gate, None)
     gate.opened.set()
@@ -118,7 +118,7 @@ def test_put_does_not_wait_for_delivery(outbox: Outbox) -> None:
 
 def test_flush_waits_for_a_delivery_under_way(outbox: Outbox) -> None:
     gate, sink = Gate(), Sink()
-    outbox.put(gate, None, urgent=True)
+    outbox.put(gate, None, within_s=0)
     assert gate.begun.wait(30)
     outbox.put(sink, "later")
     with ThreadPoolExecutor() as pool:
@@ -196,7 +196,7 @@ def test_failure_surfaces_on_the_callers_thread(surface: Callable[[Outbox], None
         failed.set()
         raise KeyError("lost")
 
-    outbox.put(fail, None, urgent=True)
+    outbox.put(fail, None, within_s=0)
     assert failed.wait(30)
 
     def surface_soon() -> None:
@@ -228,7 +228,7 @@ def test_messages_after_a_failure_are_delivered(outbox: Outbox) -> None:
 
 def test_other_destinations_get_what_was_waiting_with_a_failed_message(outbox: Outbox) -> None:
     gate, sink = Gate(), Sink()
-    outbox.put(gate, None, urgent=True)
+    outbox.put(gate, None, within_s=0)
     assert gate.begun.wait(30)
     outbox.put(Sink(), KeyError("lost"))
     outbox.put(sink, "kept")
@@ -240,7 +240,7 @@ def test_other_destinations_get_what_was_waiting_with_a_failed_message(outbox: O
 
 def test_later_failures_come_as_notes_of_the_first(outbox: Outbox) -> None:
     gate = Gate()
-    outbox.put(gate, KeyError("first"), urgent=True)
+    outbox.put(gate, KeyError("first"), within_s=0)
     assert gate.begun.wait(30)
     outbox.put(Sink(), IndexError("second"))
     gate.opened.set()
@@ -251,7 +251,7 @@ def test_later_failures_come_as_notes_of_the_first(outbox: Outbox) -> None:
 
 def test_flush_that_waits_ends_when_delivery_fails(outbox: Outbox) -> None:
     gate = Gate()
-    outbox.put(gate, KeyError("under way"), urgent=True)
+    outbox.put(gate, KeyError("under way"), within_s=0)
     assert gate.begun.wait(30)
     with ThreadPoolExecutor() as pool:
         flushed = pool.submit(outbox.flush)

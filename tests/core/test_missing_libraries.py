@@ -85,3 +85,17 @@ def test_profiling_without_psutil_says_what_is_missing(run_in_new_interpreter: R
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("The profiler leaves out CPU, memory, disk and network") == 1
     assert "Traceback" not in done.stderr
+
+
+def test_run_is_on_record_without_a_report_though_its_start_does_not_wait_for_that(run_in_new_interpreter: Run) -> None:
+    done = run_in_new_interpreter(
+        "import sys, time\n"
+        "from determined import core, tracking\n"
+        "from determined._home import home\n"
+        "with core.init():\n"
+        "    print('sqlalchemy' in sys.modules)\n"
+        "    while not home().database.exists() or not tracking.Records(home().database).experiments():\n"
+        "        time.sleep(0.01)\n"
+        "    print('on record')\n"
+    )
+    assert (done.stdout.split("\n"), done.returncode) == (["False", "on record", ""], 0), done.stderr

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,8 +14,7 @@ from determined import errors
 
 Deliver = Callable[[Sequence[Any]], None]
 
-# How long messages gather before they are delivered together: one transaction serves many reports.
-_GATHER_S = 1.0
+_GATHER_S = 1.0  # one transaction serves all reports of this time
 
 
 class Outbox:
@@ -27,8 +28,8 @@ class Outbox:
         self._queue: list[tuple[Deliver, Any]] = []
         self._changed = threading.Condition()
         self._failures: list[BaseException] = []
-        # Counts of messages: accepted, delivered or failed, and those that must not wait.
-        self._accepted = self._settled = self._awaited = 0
+        self._due = math.inf  # when to deliver what is in the queue
+        self._accepted = self._settled = 0  # counts of messages; a failed one is settled too
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="resolute-outbox", daemon=True)
         self._thread.start()
@@ -36,10 +37,10 @@ class Outbox:
         self._process = os.getpid()
         atexit.register(self._close_at_exit)
 
-    def put(self, deliver: Deliver, message: Any, *, urgent: bool = False) -> None:
+    def put(self, deliver: Deliver, message: Any, *, within_s: float = _GATHER_S) -> None:
         """Hand over a message and return at once; if an earlier failure is raised, the message is not accepted.
 
-        Messages gather for a while before they are delivered. An urgent one does not wait, nor do those before it.
+        Messages gather until one of them has waited for its `within_s`; then all are delivered.
         """
         with self._changed:
             self._raise_failure()
@@ -49,15 +50,17 @@ class Outbox:
                 )
             self._queue.append((deliver, message))
             self._accepted += 1
-            if urgent:
-                self.hurry()
-            elif len(self._queue) == 1:
-                self._changed.notify_all()
+            self._deliver_by(time.monotonic() + within_s)
 
     def hurry(self) -> None:
         """Deliver everything handed over so far without waiting for more; returns before that is done."""
         with self._changed:
-            self._awaited = self._accepted
+            if self._queue:
+                self._deliver_by(-math.inf)
+
+    def _deliver_by(self, due: float) -> None:
+        if due < self._due:
+            self._due = due
             self._changed.notify_all()
 
     def flush(self) -> None:
@@ -108,7 +111,7 @@ class Outbox:
 
     def _next_batch(self) -> list[tuple[Deliver, Any]]:
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closed)
-            self._changed.wait_for(lambda: self._awaited > self._settled or self._closed, timeout=_GATHER_S)
-            batch, self._queue = self._queue, []
+            while not self._closed and (left := self._due - time.monotonic()) > 0:
+                self._changed.wait(None if left == math.inf else left)
+            batch, self._queue, self._due = self._queue, [], math.inf
             return batch

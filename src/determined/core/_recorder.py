@@ -26,6 +26,9 @@ logger = logging.getLogger("determined.core")
 _MAX_UNWRITTEN = 100_000
 _MAX_PER_TRANSACTION = 1000
 _GIT_TIMEOUT_S = 10
+# A local run opens the database this late, or with its first report. Opening it at once would take the interpreter
+# from the program, and delay its imports and its first batch.
+_OPEN_WITHIN_S = 5.0
 
 UNRECORDED_ID = 0
 """Experiment and trial id of a run that could not be recorded."""
@@ -64,8 +67,7 @@ class RunRecorder:
         self._git = _start_git() if outbox and not info else None
         self._opened = threading.Event()
         if outbox is not None:
-            # A local run opens it a little later: the first batch comes sooner if it need not share the interpreter.
-            outbox.put(self._open, None, urgent=info is not None)
+            outbox.put(self._open, None, within_s=0 if info else _OPEN_WITHIN_S)
 
     @property
     def experiment_id(self) -> int:
@@ -106,10 +108,13 @@ class RunRecorder:
 
     def put(self, message: tracking.Message) -> None:
         """Add a message to the record; returns at once."""
-        # A search waits for validations: whatever a trial trains before the search stops it is wasted.
-        is_awaited = isinstance(message, tracking.MetricReport) and message.group == "validation"
-        if self._outbox is not None:
-            self._outbox.put(self._write, message, urgent=is_awaited and self._info is not None)
+        if self._outbox is None:
+            return
+        if self._info and isinstance(message, tracking.MetricReport) and message.group == "validation":
+            # A search waits for it: whatever a trial trains before the search stops it is wasted.
+            self._outbox.put(self._write, message, within_s=0)
+        else:
+            self._outbox.put(self._write, message)
 
     def flush(self) -> None:
         """Wait until all messages are written, or kept because the database cannot be written now."""
