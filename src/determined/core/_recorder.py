@@ -47,9 +47,8 @@ class RunFacts:
 class RunRecorder:
     """Registers this run in the tracking database and writes its history, on the outbox's thread.
 
-    The database is opened in the background, since that takes longer than starting to train;
-    `experiment_id` and `trial_id` wait for it. Without an outbox nothing is recorded: workers have none, as the chief
-    records for all ranks.
+    What needs the ids of the run waits until the database is open. Without an outbox nothing is recorded: workers have
+    none, as the chief records for all ranks.
     """
 
     def __init__(self, facts: RunFacts, info: ClusterInfo | None, outbox: Outbox | None) -> None:
@@ -61,7 +60,7 @@ class RunRecorder:
         self._ids = (info.trial.experiment_id, info.trial.trial_id) if info else (UNRECORDED_ID, UNRECORDED_ID)
         self._writer: tracking.Recorder | None = None
         self._unwritten: list[tracking.Message] = []
-        self._waits_for_room = False  # the disk was full when the database was to be opened; opening is tried again
+        self._is_on = False  # the database is open, or will be tried again because there was no room for it
         self._has_warned = False
         # Started on this thread: loader workers forked meanwhile would keep a pipe open that the other waits on.
         self._git = _start_git() if outbox and not info else None
@@ -134,7 +133,8 @@ class RunRecorder:
 
     def earlier_checkpoints(self) -> list[tracking.CheckpointRecord]:
         """Return the checkpoints to continue this run from, newest first: of its trial, or locally of its name."""
-        if not self.is_recorded and not self._waits_for_room:
+        self.wait()
+        if not self._is_on:
             return []
         records = tracking.Records(self.database)
         if self._info is not None:
@@ -164,6 +164,7 @@ class RunRecorder:
     def _open(self, _: Sequence[None]) -> None:
         try:
             self._writer = self._open_writer()
+            self._is_on = True
         except ImportError as error:
             warnings.warn(
                 f"This run is not recorded, because {error.name} is not installed; "
@@ -173,7 +174,7 @@ class RunRecorder:
         except errors.TrackingException as error:
             if not tracking.lacks_room(error):
                 raise
-            self._waits_for_room = True
+            self._is_on = True
             self._warn(error)
         finally:
             self._opened.set()
@@ -201,7 +202,7 @@ class RunRecorder:
 
     def _write(self, messages: Sequence[tracking.Message]) -> None:
         """Write to the database; keep what it does not take now, so that training continues."""
-        if self._writer is None and not self._waits_for_room:
+        if not self._is_on:
             return
         self._unwritten += messages
         try:
