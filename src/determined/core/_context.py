@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import logging
 import os
 import secrets
@@ -141,20 +142,6 @@ class Context:
         text = ": ".join(filter(None, (title, description)))
         logger.log(number, "Alert (logged only, as there are no webhooks): %s", text)
 
-    def _close(self, *, failed: bool) -> None:
-        self._is_closed = True
-        with contextlib.ExitStack() as stack:
-            # Last: until everything is written, a signal must not end the process.
-            stack.callback(self.preempt.close)
-            stack.callback(self.distributed.close)
-            if self.health is not None:
-                stack.callback(self.health.close, failed=failed)
-            stack.callback(self.recorder.close)
-            stack.callback(self.scalars.close)
-            stack.callback(self._outbox.close)
-            stack.callback(tensorboard.set_current, None)
-            stack.callback(self.profiler.off)
-
     def collect_checkpoints(self, metric: tuple[str, bool] | None, protected: str | None = None) -> list[str]:
         """Delete the experiment's checkpoints that `checkpoint_storage` does not ask to keep, and return their ids.
 
@@ -184,18 +171,27 @@ class Context:
         """Record how the run ended and close everything; return the first failure to write."""
         failures: list[Exception] = []
 
-        def attempt(action: Callable[[], None]) -> None:
+        def attempt(action: Callable[..., None], *args: Any) -> None:
             try:
-                action()
+                action(*args)
             except Exception as failure:
                 failures.append(failure)
 
-        try:
+        self._is_closed = True
+        with contextlib.ExitStack() as stack:  # closes everything even if a second interrupt comes
+            # Closed last: until everything is written, a signal must not end the process.
+            stack.callback(attempt, self.preempt.close)
+            stack.callback(attempt, self.distributed.close)
+            if self.health is not None:
+                failed = not _is_orderly(error) and not isinstance(error, errors.InvalidHP)
+                stack.callback(attempt, functools.partial(self.health.close, failed=failed))
+            stack.callback(attempt, self.recorder.close)
+            stack.callback(attempt, self.scalars.close)
+            stack.callback(attempt, self._outbox.close)
+            stack.callback(attempt, tensorboard.set_current, None)
+            stack.callback(attempt, self.profiler.off)
             attempt(self.flush)
             attempt(lambda: self._record_end(error or next(iter(failures), None)))
-        finally:
-            failed = error is not None and not isinstance(error, errors.InvalidHP) and not _is_orderly(error)
-            attempt(lambda: self._close(failed=failed))
         return next(iter(failures), None)
 
     def _record_end(self, error: BaseException | None) -> None:
@@ -206,16 +202,15 @@ class Context:
         self.recorder.put(tracking.StateChanged(state=state, time=time.time(), reason=reason))
 
 
-def _is_orderly(error: BaseException) -> bool:
-    """Return whether an exception ends a program that has not failed."""
-    return isinstance(error, SystemExit) and not error.code
+def _is_orderly(error: BaseException | None) -> bool:
+    """Return whether a program that ends with this exception, or with none, has not failed."""
+    return error is None or (isinstance(error, SystemExit) and not error.code)
 
 
 def _end_state(error: BaseException | None, signum: int | None) -> tuple[tracking.RunState, str | None]:
-    is_clean = error is None or _is_orderly(error)
-    if isinstance(error, KeyboardInterrupt) or (is_clean and signum is not None):
+    if isinstance(error, KeyboardInterrupt) or (_is_orderly(error) and signum is not None):
         return tracking.RunState.CANCELED, f"signal {signum}" if signum else "interrupted"
-    if is_clean:
+    if _is_orderly(error):
         return tracking.RunState.COMPLETED, None
     if isinstance(error, errors.InvalidHP):
         return tracking.RunState.COMPLETED, f"invalid hyperparameters: {error}"
