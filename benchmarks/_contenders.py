@@ -33,6 +33,7 @@ class Contender:
 
     def environment(self) -> dict[str, str]:
         variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        variables.pop("PYTHONDONTWRITEBYTECODE", None)  # each library starts from bytecode, as an installed one does
         paths = variables.pop("PYTHONPATH", "")
         if paths and self.requirement is None:  # absolute, since it runs in another folder
             variables["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths.split(os.pathsep)))
