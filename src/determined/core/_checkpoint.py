@@ -15,23 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from determined import errors, storage, tracking
-from determined.core._checkpoint_shards import (
-    Shard,
-    finished_shard,
-    make_shard_folder,
-    merge_shards,
-    on_all_ranks,
-    on_first_rank,
-    wait_for_machine,
-)
+from determined.core import _checkpoint_shards, checkpoint_gc
+from determined.core._checkpoint_shards import on_all_ranks, on_first_rank
 from determined.core._recorder import RunRecorder, checked_metadata
-from determined.core.checkpoint_gc import (
-    METADATA_FILE,
-    read_metadata,
-    record_unrecorded,
-    saved_message,
-    steps_completed,
-)
 from determined.core.distributed import DistributedContext
 
 Selector = Callable[[str], bool]
@@ -90,15 +76,15 @@ class CheckpointContext:
                 return new_id, stack.enter_context(self.store.create(new_id, self._recorder.origin))
 
             def begin() -> tuple[pathlib.Path, dict[str, Any]]:
-                return make_shard_folder(staging, ranks.rank), _checked(metadata)
+                return _checkpoint_shards.make_folder(staging, ranks.rank), _checked(metadata)
 
-            def finish() -> Shard:
+            def finish() -> _checkpoint_shards.Shard:
                 if failure is not None:
                     raise failure
-                return finished_shard(own, checked)
+                return _checkpoint_shards.finished(own, checked)
 
             def commit() -> None:
-                self._complete(staging, merge_shards(staging, shards))
+                self._complete(staging, _checkpoint_shards.merge(staging, shards))
                 stack.close()
                 self._record(storage_id)
 
@@ -112,20 +98,20 @@ class CheckpointContext:
             on_first_rank(ranks, commit)
 
     def _complete(self, folder: pathlib.Path, metadata: Mapping[str, Any]) -> None:
-        (folder / METADATA_FILE).write_text(json.dumps(metadata, indent=2))
+        (folder / checkpoint_gc.METADATA_FILE).write_text(json.dumps(metadata, indent=2))
         # What was reported before the checkpoint must be recorded before it.
         self._recorder.flush()
 
     def _record(self, storage_id: str) -> None:
         folder = self.store.path(storage_id)
-        self._recorder.put(saved_message(folder, storage.Manifest.read(folder), time.time()))
+        self._recorder.put(checkpoint_gc.saved_message(folder, storage.Manifest.read(folder), time.time()))
         self._recorder.flush()
         storage.reach("recorded")
 
     def record_unrecorded(self) -> None:
         """Record the checkpoints of runs that died before they could record them."""
         if self._recorder.is_recorded:
-            record_unrecorded(self.store, self._recorder.database)
+            checkpoint_gc.record_unrecorded(self.store, self._recorder.database)
 
     @contextlib.contextmanager
     def restore_path(
@@ -153,7 +139,7 @@ class CheckpointContext:
 
             folder = on_first_rank(self._distributed, open_folder, of_machine=True) if is_shared else open_folder()
             if is_shared and selector is not None:  # the folder stays until no rank reads it any more
-                stack.callback(wait_for_machine, self._distributed)
+                stack.callback(_checkpoint_shards.wait_for_machine, self._distributed)
             yield folder
 
     def upload(
@@ -217,7 +203,7 @@ class CheckpointContext:
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
         """Return the metadata that was saved with a checkpoint."""
-        return read_metadata(self.store.path(storage_id))
+        return checkpoint_gc.read_metadata(self.store.path(storage_id))
 
     def delete(self, storage_id: str) -> None:
         """Delete a checkpoint."""
@@ -230,7 +216,7 @@ class CheckpointContext:
 
 def _checked(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     checked = checked_metadata("checkpoint", metadata)
-    steps_completed(checked)
+    checkpoint_gc.steps_completed(checked)
     return checked
 
 

@@ -81,7 +81,7 @@ class Shard(NamedTuple):
     """Sizes of files by their path below the rank's folder."""
 
 
-def make_shard_folder(staging: pathlib.Path, rank: int) -> pathlib.Path:
+def make_folder(staging: pathlib.Path, rank: int) -> pathlib.Path:
     """Return a new folder for the files of a rank, inside the checkpoint's, which the chief has made."""
     if not staging.is_dir():
         raise errors.StorageException(
@@ -93,14 +93,14 @@ def make_shard_folder(staging: pathlib.Path, rank: int) -> pathlib.Path:
     return folder
 
 
-def finished_shard(folder: pathlib.Path, metadata: dict[str, Any]) -> Shard:
+def finished(folder: pathlib.Path, metadata: dict[str, Any]) -> Shard:
     """Return what a rank has put into its folder, once that is on the disk."""
     with storage.errors_naming(folder):
         storage.sync_folder(folder)
         return Shard(metadata, _sizes(folder))
 
 
-def merge_shards(staging: pathlib.Path, shards: Sequence[Shard]) -> dict[str, Any]:
+def merge(staging: pathlib.Path, shards: Sequence[Shard]) -> dict[str, Any]:
     """Move the files of all ranks into the folder of the checkpoint, and return their merged metadata."""
     metadata: dict[str, Any] = {}
     key_owners: dict[tuple[str, ...], int] = {}

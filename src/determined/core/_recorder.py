@@ -107,13 +107,10 @@ class RunRecorder:
 
     def put(self, message: tracking.Message) -> None:
         """Add a message to the record; returns at once."""
-        if self._outbox is None:
-            return
-        if self._info and isinstance(message, tracking.MetricReport) and message.group == "validation":
-            # A search waits for it: whatever a trial trains before the search stops it is wasted.
-            self._outbox.put(self._write, message, within_s=0)
-        else:
+        if self._outbox is not None:
             self._outbox.put(self._write, message)
+            if self._info and isinstance(message, tracking.MetricReport) and message.group == "validation":
+                self._outbox.hurry()  # a search waits for it, and what the trial trains until then may be wasted
 
     def flush(self) -> None:
         """Wait until all messages are written, or kept because the database cannot be written now."""

@@ -111,8 +111,8 @@ def expired_checkpoints(
     `metric` is (name, smaller_is_better). Keeps registered checkpoints, and those that some trial continues or
     starts from.
     """
-    completed = [one for one in records.checkpoints(experiment_id) if one.state is CheckpointState.COMPLETED]
-    present = [one for one in completed if one.uuid in stored]
+    on_record = records.checkpoints(experiment_id)
+    present = [one for one in on_record if one.state is CheckpointState.COMPLETED and one.uuid in stored]
     validations = {
         (trial_id, report.steps_completed): report.metrics
         for trial_id, reports in records.metrics_by_trial(experiment_id, "validation").items()
@@ -155,15 +155,11 @@ def _read_unrecorded(folder: pathlib.Path, database: pathlib.Path) -> tuple[int,
         return None  # never complete, or not ours
     try:
         manifest = storage.Manifest.read(folder)
-        experiment_id, trial_id = (manifest.origin.get(name) for name in ("experiment_id", "trial_id"))
-        if (
-            manifest.origin.get("database") != str(database)
-            or type(experiment_id) is not int
-            or type(trial_id) is not int
-        ):
-            return None
-        manifest.verify(folder)
-        return experiment_id, trial_id, saved_message(folder, manifest, folder.stat().st_mtime)
+        match manifest.origin:
+            case {"database": own, "experiment_id": int(experiment), "trial_id": int(trial)} if own == str(database):
+                manifest.verify(folder)
+                return experiment, trial, saved_message(folder, manifest, folder.stat().st_mtime)
+        return None
     except (errors.InvalidCheckpointException, OSError, ValueError) as error:
         if folder.exists():  # another process may have deleted it meanwhile
             warnings.warn(f"Checkpoint {folder.name} is not on record and is passed over: {error}", stacklevel=3)
