@@ -109,8 +109,14 @@ class RunRecorder:
         """Add a message to the record; returns at once."""
         if self._outbox is not None:
             self._outbox.put(self._write, message)
-            if self._info and isinstance(message, tracking.MetricReport) and message.group == "validation":
-                self._outbox.hurry()  # a search waits for it, and what the trial trains until then may be wasted
+            if isinstance(message, tracking.MetricReport) and self._is_urgent(message):
+                self._outbox.hurry()
+
+    def _is_urgent(self, report: tracking.MetricReport) -> bool:
+        if not self._opened.is_set():  # so that opening the database does not make the first report late
+            return True
+        # A search waits for validations, and what the trial trains until then may be wasted.
+        return self._info is not None and report.group == "validation"
 
     def flush(self) -> None:
         """Wait until all messages are written, or kept because the database cannot be written now."""
