@@ -1,6 +1,5 @@
 """Ranks of one training: who they are, how they exchange objects, and how they notice that one is gone."""
 
-from determined.core.distributed._address import listen
 from determined.core.distributed._context import (
     DEFAULT_TIMEOUT_S,
     TIMEOUT_VARIABLE,
@@ -8,6 +7,7 @@ from determined.core.distributed._context import (
     timeout_seconds,
 )
 from determined.core.distributed._health import HealthMonitor
+from determined.core.distributed._store import listen
 
 __all__ = [
     "DEFAULT_TIMEOUT_S",

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import os
 import secrets
+import socket
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from determined import errors
-from determined.core.distributed._address import LOOPBACK, listen, own_host
 from determined.core.distributed._collectives import Collectives
-from determined.core.distributed._exchange import Exchange, Place
-from determined.core.distributed._layout import Layout, check_layout, describe, layout_of
-from determined.core.distributed._store import KEY_VARIABLE, given_key, home_key
+from determined.core.distributed._exchange import Exchange, Member
+from determined.core.distributed._store import KEY_VARIABLE, LOOPBACK, given_key, home_key, listen, own_host
 
 logger = logging.getLogger("determined.core")
 
@@ -24,6 +22,17 @@ T = TypeVar("T")
 
 TIMEOUT_VARIABLE = "DET_DISTRIBUTED_TIMEOUT"
 DEFAULT_TIMEOUT_S = 1800.0
+
+
+class Layout(NamedTuple):
+    """Where a process is among those of a job."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
 
 
 class DistributedContext:
@@ -59,17 +68,10 @@ class DistributedContext:
         port_offset: int = 0,
         force_tcp: bool = False,
         timeout: float | None = None,
-        _place: Place | None = None,
+        _member: Member | None = None,
     ) -> None:
-        layout = Layout(
-            rank=rank,
-            size=size,
-            local_rank=local_rank,
-            local_size=local_size,
-            cross_rank=cross_rank,
-            cross_size=cross_size,
-        )
-        check_layout(layout)
+        layout = Layout(rank, size, local_rank, local_size, cross_rank, cross_size)
+        _check_layout(layout)
         self.rank = rank
         self.size = size
         self.local_rank = local_rank
@@ -86,8 +88,7 @@ class DistributedContext:
                 _checked_port("pub_port", pub_port, port_offset),
                 _checked_port("pull_port", pull_port, port_offset),
             )
-            place = _place or _place_of(layout, chief_ip, ports, force_tcp)
-            self.exchange = Exchange(layout, place, self.timeout)
+            self.exchange = Exchange(_member or _member_of(layout, chief_ip, ports, force_tcp), self.timeout)
         lock = threading.Lock()
         self._everyone = self._machine = Collectives(self.exchange, lock, self.timeout, size=size, index=rank)
         if cross_size > 1:
@@ -119,10 +120,10 @@ class DistributedContext:
             dist.broadcast_object_list(box, src=0)
             return box[0]
 
-        descriptions: list[Any] = [None] * size
-        dist.all_gather_object(descriptions, describe(rank, size, os.environ))
-        layout = layout_of(rank, descriptions)
-        return cls(**dataclasses.asdict(layout), _place=_agreed_place(layout, chief_ip, broadcast))
+        processes: list[Any] = [None] * size
+        dist.all_gather_object(processes, (socket.gethostname(), _launched(rank, size)))
+        layout = _layout_of(rank, processes)
+        return cls(**layout._asdict(), _member=_agreed_member(layout, chief_ip, broadcast))
 
     @classmethod
     def from_horovod(cls, hvd: Any, chief_ip: str | None = None) -> DistributedContext:
@@ -130,18 +131,11 @@ class DistributedContext:
 
         Where the module has `broadcast_object`, rank 0 shares a port and a new key through it.
         """
-        layout = Layout(
-            rank=hvd.rank(),
-            size=hvd.size(),
-            local_rank=hvd.local_rank(),
-            local_size=hvd.local_size(),
-            cross_rank=hvd.cross_rank(),
-            cross_size=hvd.cross_size(),
-        )
+        layout = Layout(*(getattr(hvd, name)() for name in Layout._fields))
         if layout.size > 1 and hasattr(hvd, "broadcast_object"):
-            place = _agreed_place(layout, chief_ip, lambda item: hvd.broadcast_object(item, root_rank=0))
-            return cls(**dataclasses.asdict(layout), _place=place)
-        return cls(**dataclasses.asdict(layout), chief_ip=chief_ip)
+            member = _agreed_member(layout, chief_ip, lambda item: hvd.broadcast_object(item, root_rank=0))
+            return cls(**layout._asdict(), _member=member)
+        return cls(**layout._asdict(), chief_ip=chief_ip)
 
     @classmethod
     def from_deepspeed(cls, chief_ip: str | None = None) -> DistributedContext:
@@ -202,7 +196,7 @@ class DistributedContext:
         return self._here(self._machine).broadcast("broadcast_local", stuff)
 
     def close(self) -> None:
-        """Take leave of the other ranks and close the connections to them; again is fine."""
+        """Tell the other ranks that this one leaves, and close the connections. Closing twice is fine."""
         if self.exchange is not None and os.getpid() == self._process:
             self.exchange.close()
 
@@ -216,7 +210,7 @@ class DistributedContext:
 
 
 def timeout_seconds(timeout: float | None = None) -> float:
-    """Return how long to wait for other ranks: what is given, else `DET_DISTRIBUTED_TIMEOUT`, else 1800 seconds."""
+    """Return how long to wait for other ranks: `timeout`, else `DET_DISTRIBUTED_TIMEOUT`, else 1800 seconds."""
     text = os.environ.get(TIMEOUT_VARIABLE) if timeout is None else None
     given = f"DistributedContext(timeout={timeout!r})" if text is None else f"{TIMEOUT_VARIABLE}={text!r}"
     try:
@@ -228,19 +222,37 @@ def timeout_seconds(timeout: float | None = None) -> float:
     return seconds
 
 
-def _place_of(layout: Layout, chief_ip: str | None, ports: tuple[int, int], force_tcp: bool) -> Place:
-    """Return where to meet as the arguments of a context say; rank 0 listens there from now on."""
+def _launched(rank: int, size: int) -> tuple[int, ...] | None:
+    """Return the local and the cross numbers that torchrun set, or None if they do not describe this process group."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    values = [os.environ.get(name, "") for name in names]
+    if not all(value.isdecimal() for value in values) or [int(value) for value in values[:2]] != [rank, size]:
+        return None
+    return tuple(int(value) for value in values[2:])
+
+
+def _layout_of(rank: int, processes: Sequence[tuple[str, tuple[int, ...] | None]]) -> Layout:
+    """Return the layout as the launcher set it if it did so for all (host, numbers), else by the names of the hosts."""
+    hosts = [host for host, _ in processes]
+    numbers = processes[rank][1]
+    if numbers is None or any(launched is None for _, launched in processes):
+        host, machines = hosts[rank], list(dict.fromkeys(hosts))
+        numbers = (hosts[:rank].count(host), hosts.count(host), machines.index(host), len(machines))
+    return Layout(rank, len(processes), *numbers)
+
+
+def _member_of(layout: Layout, chief_ip: str | None, ports: tuple[int, int], force_tcp: bool) -> Member:
+    """Return where to meet by the arguments of a context; rank 0 listens there from now on."""
     port, lifeline_port = ports
     if layout.cross_size == 1:
-        host = chief_ip if force_tcp and chief_ip else LOOPBACK
-        listener = listen(host, port) if layout.rank == 0 else None
-        return Place(host, port, 0, given_key() or home_key(), listener)
-    if chief_ip is None:
+        chief_ip = chief_ip if force_tcp and chief_ip else LOOPBACK
+        key, lifeline_port = given_key() or home_key(), 0
+    elif chief_ip is None:
         raise ValueError(
             f"DistributedContext(cross_size={layout.cross_size}, chief_ip=None): with several machines, pass the "
             "address of the machine of rank 0 as chief_ip."
         )
-    if not (key := given_key()) and layout.rank == 0:
+    elif not (key := given_key()) and layout.rank == 0:
         logger.warning(
             "The ranks meet at %s:%d without a key: whoever reaches that port can take part and run code on these "
             "machines. Set %s to the same secret string on all of them, or start the ranks with torchrun.",
@@ -248,10 +260,11 @@ def _place_of(layout: Layout, chief_ip: str | None, ports: tuple[int, int], forc
             port,
             KEY_VARIABLE,
         )
-    return Place(chief_ip, port, lifeline_port, key, listen(chief_ip, port) if layout.rank == 0 else None)
+    listener = listen(chief_ip, port) if layout.rank == 0 else None
+    return Member(layout.rank, layout.size, layout.cross_rank, chief_ip, port, lifeline_port, key, listener)
 
 
-def _agreed_place(layout: Layout, chief_ip: str | None, broadcast: Callable[[Any], Any]) -> Place:
+def _agreed_member(layout: Layout, chief_ip: str | None, broadcast: Callable[[Any], Any]) -> Member:
     """Return where to meet as rank 0 chose it: a free port, and a new key.
 
     `broadcast` gives every rank what rank 0 passes to it. What keeps rank 0 from listening is raised on all ranks.
@@ -270,13 +283,41 @@ def _agreed_place(layout: Layout, chief_ip: str | None, broadcast: Callable[[Any
             f"Rank 0 cannot listen to the other ranks: {offer['error']}. If it needs another address of its machine, "
             "pass that as chief_ip."
         )
-    return Place(offer["host"], offer["port"], 0, given_key() or offer["key"], listener)
+    host, port, key = offer["host"], offer["port"], given_key() or offer["key"]
+    return Member(layout.rank, layout.size, layout.cross_rank, host, port, 0, key, listener)
+
+
+def _check_layout(layout: Layout) -> None:
+    """Raise TypeError or ValueError, naming the argument, if the numbers of a process do not fit together."""
+    for kind in ("", "local_", "cross_"):
+        rank, size = getattr(layout, f"{kind}rank"), getattr(layout, f"{kind}size")
+        _check_int(f"{kind}rank", rank)
+        _check_int(f"{kind}size", size)
+        if size < 1 or not 0 <= rank < size:
+            raise ValueError(
+                f"DistributedContext({kind}rank={rank!r}, {kind}size={size!r}): "
+                f"ranks count from 0 to {kind}size - 1, and {kind}size is at least 1."
+            )
+    given = f"DistributedContext(size={layout.size}, local_size={layout.local_size}, cross_size={layout.cross_size})"
+    if max(layout.local_size, layout.cross_size) > layout.size:
+        raise ValueError(
+            f"{given}: neither the processes of one machine nor the machines can be more than all processes."
+        )
+    if layout.cross_size == 1 and (layout.local_rank, layout.local_size) != (layout.rank, layout.size):
+        raise ValueError(
+            f"{given} with rank={layout.rank}, local_rank={layout.local_rank}: on one machine, local_size is size and "
+            "local_rank is rank; with more machines, pass their number as cross_size."
+        )
+
+
+def _check_int(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"DistributedContext({name}={value!r}): pass an int.")
 
 
 def _checked_port(name: str, port: int, offset: int) -> int:
-    for label, value in ((name, port), ("port_offset", offset)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"DistributedContext({label}={value!r}): pass an int.")
+    _check_int(name, port)
+    _check_int("port_offset", offset)
     if not 0 < port + offset < 65536:
         raise ValueError(
             f"DistributedContext({name}={port}, port_offset={offset}): their sum must be a port, from 1 to 65535."

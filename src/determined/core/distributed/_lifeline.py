@@ -1,8 +1,7 @@
 """A socket from each rank to rank 0, which ends with its process.
 
-A store does not tell that one of its clients has died, so this is how ranks notice at once that another is gone, on any
-machine. A lifeline carries single bytes only. Every rank sends rank 0 a heartbeat each second, by which that notices a
-rank that is frozen or cut off; the other ranks notice the same of rank 0 because its store does not answer.
+A store does not report that a client has died, so lifelines are how ranks notice at once that another one is gone, on
+any machine. They carry single bytes. Both ends send a heartbeat each second; one that sends none is frozen or cut off.
 """
 
 from __future__ import annotations
@@ -28,53 +27,62 @@ _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 class Lifeline:
-    """One end of a lifeline. A thread reads it, and calls `on_news`: for a byte, for a second without, at the end."""
+    """One end of a lifeline. Its thread calls `on_news` for a byte, for a second without one, and at the end."""
 
     def __init__(self, sock: socket.socket, rank: int, machine: int, on_news: Callable[[Lifeline], None]) -> None:
         self.rank = rank
         """The rank at the other end."""
         self.machine = machine
-        self.heard = time.monotonic()
+        self.silent_s = 0.0
+        """Seconds since the last byte; counted, so that a process that was suspended does not blame the others."""
         self.received: set[int] = set()
         self.end: str | None = None
-        """Why it has ended, once it has."""
+        """Why the lifeline has ended, once it has."""
         self._socket = _guarded(sock)
         self._socket.settimeout(BEAT_INTERVAL_S)
         self._on_news = on_news
-        threading.Thread(target=self._read, name="determined-lifeline", daemon=True).start()
+        threading.Thread(target=self._run, name="determined-lifeline", daemon=True).start()
 
     def send(self, byte: bytes) -> None:
-        """Send a byte; that the other end is gone shows by reading."""
+        """Send a byte. If the other end is gone, reading shows it."""
         with contextlib.suppress(OSError):
             self._socket.send(byte, socket.MSG_DONTWAIT)
 
     def close(self, why: str = CLOSED) -> None:
-        """Close this end, because of what `why` says about the other."""
+        """Close this end; `why` says what happened to the other."""
         self.end = self.end or why
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _read(self) -> None:
+    def _run(self) -> None:
+        beat_due = time.monotonic() + BEAT_INTERVAL_S
         while self.end is None:
-            try:
-                data = self._socket.recv(64)
-            except TimeoutError:
-                self._on_news(self)
-                continue
-            except OSError:
-                data = b""
-            self.heard = time.monotonic()
-            self.received.update(data)
-            if not data:
-                self.end = self.end or (CLOSED if GOODBYE[0] in self.received else ENDED)
-            if data.strip(BEAT):
-                self._on_news(self)
+            if time.monotonic() >= beat_due:
+                self.send(BEAT)
+                beat_due = time.monotonic() + BEAT_INTERVAL_S
+            self._read()
         self._on_news(self)
         self._socket.close()
 
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(64)
+        except TimeoutError:
+            self.silent_s += BEAT_INTERVAL_S
+            self._on_news(self)
+            return
+        except OSError:
+            data = b""
+        self.silent_s = 0.0
+        self.received.update(data)
+        if not data:
+            self.end = self.end or (CLOSED if GOODBYE[0] in self.received else ENDED)
+        elif data.strip(BEAT):
+            self._on_news(self)
+
 
 class LifelineServer:
-    """Lets the other ranks open their lifelines to this one."""
+    """Accepts the lifelines of the other ranks."""
 
     def __init__(
         self,
@@ -90,7 +98,7 @@ class LifelineServer:
         threading.Thread(target=self._accept, name="determined-lifelines", daemon=True).start()
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Accept no further lifelines."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -110,7 +118,7 @@ class LifelineServer:
             rank, machine, signature = HELLO.unpack(sock.recv(HELLO.size, socket.MSG_WAITALL))
             if self._is_valid(rank, machine, signature) and rank not in self.lines:
                 line = self.lines[rank] = Lifeline(sock, rank, machine, self._on_news)
-                line.send(BEAT)  # lets it go on: from now on this rank waits for it before it closes its store
+                line.send(BEAT)  # lets that rank go on: from now on this one waits for it before it closes its store
                 return
         except (OSError, struct.error):
             pass
@@ -120,16 +128,19 @@ class LifelineServer:
 
 
 def open_lifeline(host: str, port: int, hello: bytes, on_news: Callable[[Lifeline], None]) -> Lifeline:
-    """Return this rank's lifeline to rank 0."""
-    sock = socket.create_connection((host, port), HELLO_TIMEOUT_S)
-    sock.sendall(hello)
-    if not sock.recv(1):
-        raise ConnectionError("it refused the lifeline of this rank")
-    return Lifeline(sock, 0, 0, on_news)
+    """Return this rank's lifeline to rank 0. Raises ConnectionError if it cannot be had."""
+    try:
+        sock = socket.create_connection((host, port), HELLO_TIMEOUT_S)
+        sock.sendall(hello)
+        if sock.recv(1):
+            return Lifeline(sock, 0, 0, on_news)
+    except OSError as error:
+        raise ConnectionError(f"its port {port}: {error}") from error
+    raise ConnectionError("it refused the lifeline of this rank")
 
 
 def _guarded(sock: socket.socket) -> socket.socket:
-    """Return the socket, which forked children close: one that outlives this process would keep its lifeline alive."""
+    """Return the socket after noting it for forked children, which close it and so do not keep a lifeline alive."""
     _sockets.add(sock)
     return sock
 

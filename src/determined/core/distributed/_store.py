@@ -1,14 +1,17 @@
-"""Torch's key-value store as ranks use it: each value is signed, and large ones are stored in pieces.
+"""Torch's key-value store as ranks use it, and the key and the address by which they meet at it.
 
 Whoever reaches the port of a store can read and write it. So every value is signed with the key of the job (HMAC-SHA256
-over its name and content), and nothing that is not signed is unpickled. Values are not encrypted.
+over its name and content), and nothing that is not signed is unpickled. Values are not encrypted. Large ones are stored
+in pieces.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import hmac
+import ipaddress
 import os
 import pathlib
 import secrets
@@ -20,9 +23,9 @@ from typing import Any
 
 from determined import errors
 from determined._home import home
-from determined.core.distributed._address import resolve
 
 KEY_VARIABLE = "DET_DISTRIBUTED_KEY"
+LOOPBACK = "127.0.0.1"
 MAX_PIECE = 4 << 20  # torch's server accepts 8 MiB in one message
 
 _HEADER = struct.Struct("!32sI")  # signature, number of pieces
@@ -30,6 +33,9 @@ _RETRY_S = 0.02
 _MAX_RETRY_S = 0.25
 _CONNECT_TIMEOUT_S = 5.0
 _OPERATION_TIMEOUT = datetime.timedelta(minutes=5)
+_BACKLOG = 256
+# An address that belongs to no machine (RFC 5737): the route to it is the route to all other machines.
+_ELSEWHERE = "192.0.2.1"
 
 _served: set[int] = set()
 
@@ -42,8 +48,6 @@ class Store:
         self._descriptor = descriptor
         self._address = address
         self._key = b"resolute " + key  # so that an empty key is a key like any other
-        self.progress: Callable[[], None] = lambda: None
-        """Called between the pieces of a large value."""
 
     def sign(self, name: str, content: bytes) -> bytes:
         """Return the signature of a value."""
@@ -60,7 +64,6 @@ class Store:
         pieces[0] = _HEADER.pack(self.sign(name, value), len(pieces)) + pieces[0]
         for key, piece in zip(reversed(keys), reversed(pieces), strict=True):
             self._client.set(key, piece)
-            self.progress()
         return keys
 
     def claim(self, name: str, value: bytes) -> bytes:
@@ -93,7 +96,6 @@ class Store:
         pieces = [stored[_HEADER.size :]]
         for number in range(1, count if len(stored) > MAX_PIECE else 1):
             pieces.append(self._client.get(f"{name}.{number}"))
-            self.progress()
         value = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if not hmac.compare_digest(signature, self.sign(name, value)):
             raise errors.InternalException(
@@ -153,6 +155,64 @@ def connect(host: str, port: int, key: bytes, deadline: float, is_given_up: Call
         ) from error
     client.set_timeout(_OPERATION_TIMEOUT)
     return Store(client, f"{host}:{port}", key)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens where `host` reaches it; port 0 takes any free one.
+
+    Raises OSError with the remedy if the port cannot be had.
+    """
+    try:
+        family, address = resolve(host)
+        # Many machines know their own name by a loopback address, which no other machine can reach.
+        is_named_loopback = address not in (host, "::1") and host != "localhost" and _is_loopback(address)
+        return socket.create_server(("" if is_named_loopback else address, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise OSError(error.errno, _remedy(host, port, error)) from error
+
+
+def own_host(master: str | None) -> str:
+    """Return a name of this machine by which the others reach it; all of them have reached `master`."""
+    if master and _is_own(master):
+        return master
+    family, address = resolve(master or _ELSEWHERE)
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def resolve(host: str) -> tuple[socket.AddressFamily, str]:
+    """Return the family and the numeric address of a host."""
+    family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    return family, str(address[0])
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.split("%")[0]).is_loopback
+
+
+def _is_own(host: str) -> bool:
+    try:
+        family, address = resolve(host)
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _remedy(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} of {host} is in use, maybe by another job; give each job on this machine a port_offset of "
+            "its own, or free the port"
+        )
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return (
+            f"chief_ip={host!r} is not an address of this machine, which is the chief's ({error}); pass the address "
+            "under which the other machines reach rank 0"
+        )
+    return f"cannot listen at {host}:{port}: {error}"
 
 
 def given_key() -> bytes:
