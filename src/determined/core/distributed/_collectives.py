@@ -8,7 +8,6 @@ another one is gone, late, or in another call.
 from __future__ import annotations
 
 import contextlib
-import json
 import pickle
 import threading
 import time
@@ -37,9 +36,8 @@ class Record(NamedTuple):
     call: str
     type: str = ""
     error: str | None = None
-    is_inline: bool = True
-    """Whether the pickle is in the record: a large one has a key of its own, because not every member wants it."""
-    payload: bytes = b""
+    payload: bytes | None = b""
+    """The pickled item; None if it is so large that it has a key of its own, because not every member wants it."""
 
     @classmethod
     def of(cls, call: str, item: Any) -> Record:
@@ -50,18 +48,7 @@ class Record(NamedTuple):
             pickled = pickle.dumps(item, protocol=5)
         except Exception as cause:
             return cls(call, error=f"{call}(item): a {name} cannot be pickled: {type(cause).__name__}: {cause}")
-        return cls(call, name, None, len(pickled) <= MAX_INLINE, pickled)
-
-    @classmethod
-    def unpacked(cls, value: bytes) -> Record:
-        """Return the record that `packed` made a value of."""
-        head, _, payload = value.partition(b"\n")
-        call, kind, error, is_inline = json.loads(head)
-        return cls(call, kind, error, is_inline, payload)
-
-    def packed(self) -> bytes:
-        """Return the record as JSON, a newline, and the pickle if it is inline."""
-        return json.dumps(self[:4]).encode() + b"\n" + (self.payload if self.is_inline else b"")
+        return cls(call, name, None, pickled)
 
 
 class Collectives:
@@ -152,8 +139,10 @@ class Collectives:
         deadline = time.monotonic() + self._timeout
         exchange.join(deadline)
         store, names = exchange.store, [f"{self._prefix}/{self._round}/{index}" for index in self._members]
-        stored = [] if mine.is_inline else store.put(f"{names[self._index]}/payload", mine.payload)
-        stored += store.put(names[self._index], mine.packed())
+        own, stored = names[self._index], []
+        if mine.payload and len(mine.payload) > MAX_INLINE:
+            stored, mine = store.put(f"{own}/payload", mine.payload), mine._replace(payload=None)
+        stored += store.put(own, pickle.dumps(tuple(mine)))
         look_after = FIRST_LOOK_S
         while missing := exchange.wait_for(names, self._machine, min(deadline, time.monotonic() + look_after)):
             late = [index for index in self._others if names[index] in missing]
@@ -163,7 +152,7 @@ class Collectives:
             look_after *= 2
         records = self._read(exchange, mine, names)
         for index in wanted:
-            if not records[index].is_inline:
+            if records[index].payload is None:
                 records[index] = records[index]._replace(payload=store.get([f"{names[index]}/payload"])[0])
         # All members have come to this round, so nobody reads what this one stored in the round before.
         unread, self._stored = self._stored, stored
@@ -172,7 +161,7 @@ class Collectives:
 
     def _read(self, exchange: Exchange, mine: Record, names: Sequence[str]) -> list[Record]:
         """Return the records under these names. Raises MisuseError if one is of another call."""
-        records = [Record.unpacked(value) for value in exchange.store.get(names)]
+        records = [Record(*pickle.loads(value)) for value in exchange.store.get(names)]
         for name, record in zip(names, records, strict=True):
             if record.call != mine.call:
                 here, there = self._names([self._index]), self._names([int(name.rsplit("/", 1)[1])])
@@ -190,7 +179,7 @@ class Collectives:
 
     def _unpickled(self, index: int, record: Record) -> Any:
         try:
-            return pickle.loads(record.payload)
+            return pickle.loads(record.payload or b"")
         except Exception as cause:
             error = TypeError(
                 f"{record.call}(): the item of {self._names([index])}, a {record.type}, cannot be unpickled here: "

@@ -25,7 +25,6 @@ from determined.core.distributed._lifeline import (
     CLOSED,
     ENDED,
     GOODBYE,
-    HELLO,
     STORE_CLOSES,
     Lifeline,
     LifelineServer,
@@ -40,8 +39,6 @@ POLL_INTERVAL_S = 0.1
 MAX_WAIT_INTERVAL_S = 0.01
 PARTING_TIMEOUT_S = 2.0
 MAX_PARTING_S = 10.0
-
-_abandoned: list[list[Lifeline]] = []
 
 
 class Listener(Protocol):
@@ -161,9 +158,12 @@ class Exchange:
 
     @property
     def store(self) -> Store:
-        """The store of the job. Raises PeerLeft if it is gone."""
+        """The store of the job. Raises what ended the exchange, and PeerLeft if rank 0 closes its store."""
+        if self.broken is not None:
+            raise self.broken
         if self._store is None:
-            raise PeerLeft(0, self._left[0][1] if 0 in self._left else CLOSED)
+            rank, (_, why) = next(iter(self._left.items()), (0, (0, CLOSED)))
+            raise PeerLeft(rank, why)
         return self._store
 
     def join(self, deadline: float) -> None:
@@ -189,9 +189,9 @@ class Exchange:
                 f"Rank {rank} of the job at {self.address} is there already; give every process a rank of its own, and "
                 "every job another port_offset."
             )
-        hello = HELLO.pack(rank, machine, _signature(store, rank, machine))
+        address = (resolve(host)[1], job["lifelines"])
         self._store = store
-        self._lines = {0: open_lifeline(resolve(host)[1], job["lifelines"], hello, self._on_news)}
+        self._lines = {0: open_lifeline(address, rank, machine, store.sign, self._on_news)}
 
     def wait_for(self, names: Sequence[str], machine: int | None, deadline: float) -> list[str]:
         """Wait for values of all ranks, or of those of a machine; returns the names that are missing at the deadline.
@@ -203,8 +203,6 @@ class Exchange:
             if now >= poll_due:
                 self._poll()
                 poll_due = now + POLL_INTERVAL_S
-            if self.broken is not None:
-                raise self.broken
             # Before the values are looked for, because what ranks stored before they left counts.
             left = {**self._left, **({0: (0, CLOSED)} if self._is_store_closing else {})}
             if self.store.has(names):
@@ -226,11 +224,7 @@ class Exchange:
         job = {"size": member.size, "nonce": nonce, "lifelines": lifelines.getsockname()[1]}
         store.put("job", json.dumps(job).encode())
         store.bind(nonce)
-
-        def is_member(rank: int, machine: int, signature: bytes) -> bool:
-            return 0 < rank < member.size and signature == _signature(store, rank, machine)
-
-        self._server = LifelineServer(lifelines, is_member, self._on_news)
+        self._server = LifelineServer(lifelines, store.sign, self._on_news)
         self._lines = self._server.lines
 
     def _run(self) -> None:
@@ -325,10 +319,8 @@ class Exchange:
             lines = list(self._lines.values())
         for line in lines:
             line.send(GOODBYE if self._is_orderly else ACKNOWLEDGED)
-            if self._is_orderly:
+            if self._is_orderly:  # else the end of the process closes it
                 line.close()
-        if not self._is_orderly:
-            _abandoned.append(lines)  # the end of the process closes them
         store, self._store = self._store, None
         if store is not None:
             store.close()
@@ -337,7 +329,3 @@ class Exchange:
 def _may_read(line: Lifeline) -> bool:
     """Return whether a rank may still read from the store."""
     return line.end is None and ACKNOWLEDGED[0] not in line.received and line.silent_s < PARTING_TIMEOUT_S
-
-
-def _signature(store: Store, rank: int, machine: int) -> bytes:
-    return store.sign("hello", f"{rank} {machine}".encode())

@@ -1,4 +1,4 @@
-"""Keep the ranks of a run together: when one fails, dies or hangs, all end, and say why."""
+"""Keep the ranks of a run together: all stop at the same batch; if one fails, dies or hangs, all end and say why."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from determined import errors
 from determined.core.distributed._context import DistributedContext
 from determined.core.distributed._exchange import Event, Exchange
 from determined.core.distributed._lifeline import CLOSED
-from determined.core.distributed._stop import Signals, StopAgreement
 
 PEER_TIMEOUT_VARIABLE = "DET_PEER_TIMEOUT"
 
@@ -28,20 +27,106 @@ _NEWS_TIMEOUT_S = 3.0
 _SUSPECTS_TIMEOUT_S = 2.0
 _EXIT_TIMEOUT_S = 3.0
 
-# Where a thread that waits for other ranks is: in the exchange of objects or of gradients.
+# The code in which a thread waits for other ranks: it exchanges objects or gradients.
 _WAITING_MODULES = ("torch.distributed", "torch.nn.parallel", "determined.core.distributed")
 _WAITING_FUNCTIONS = ("_engine_run_backward", "wait_for_ranks")
 
 
+class Signals(Protocol):
+    """Holds the signal that asked this process to stop."""
+
+    signum: int | None
+
+
+class StopAgreement:
+    """Finds a batch that no rank has passed, at which all stop; training goes on meanwhile.
+
+    The rank that is asked to stop tells the others, and every rank answers with the next batch at which it can stop.
+    After its answer it trains no further than that. All stop at the furthest of these batches.
+    """
+
+    def __init__(self, distributed: DistributedContext, exchange: Exchange, signals: Signals) -> None:
+        self._distributed = distributed
+        self._exchange = exchange
+        self._signals = signals
+        self._position: Callable[[], int] = lambda: 0
+        self._round = 0
+        self._answers: dict[int, dict[int, int]] = {}  # batch by rank, for each round that has begun
+        self._is_requested = False
+        self._stop_at: int | None = None
+        self._agreed = threading.Event()
+        self.limit = math.inf
+        """Batches up to which this rank may train without asking `is_reached`."""
+
+    @property
+    def is_agreed(self) -> bool:
+        """Whether the ranks have agreed to stop."""
+        return self._agreed.is_set()
+
+    def follow(self, position: Callable[[], int]) -> None:
+        """Take the number of batches trained from this function."""
+        self._position = position
+
+    def request(self) -> None:
+        """Ask all ranks to stop soon."""
+        if not self._is_requested:
+            self._is_requested = True
+            self._exchange.publish({"kind": "stop", "round": self._round, "signal": self._signals.signum})
+
+    def is_reached(self, batches: int) -> bool:
+        """Return whether this is the batch to stop at; waits for the other ranks' answers where it could be."""
+        if batches < self.limit:
+            return False
+        self._agreed.wait()  # the health monitor ends it if a rank is lost
+        return self._stop_at is not None and batches >= self._stop_at
+
+    def reset(self) -> None:
+        """Forget a stop after it took place, unless a signal asked for it. All ranks must call this."""
+        if any(self._distributed.allgather(self._is_requested or self.is_agreed)):
+            self._agreed.wait()
+            if self._signals.signum is not None:
+                self._stop_at = self.limit = 0  # whatever is trained after this stops at once
+            else:
+                self._agreed.clear()
+                self._round += 1
+                self._is_requested, self._stop_at, self.limit = False, None, math.inf
+                if self._round in self._answers:  # a rank that was faster has asked already
+                    self._answer()
+        self.follow(lambda: 0)
+
+    def on_event(self, sender: int, event: Event) -> None:
+        """Handle a request or an answer, on the thread of the exchange."""
+        if event["kind"] == "stop" and event["round"] not in self._answers:
+            self._answers[event["round"]] = {}
+            self._signals.signum = self._signals.signum or event["signal"]
+            if event["round"] == self._round:
+                self._answer()
+        elif event["kind"] == "position":
+            answers = self._answers[event["round"]]
+            answers[sender] = event["batches"]
+            if len(answers) == self._distributed.size:
+                self._stop_at = self.limit = max(answers.values())
+                self._agreed.set()
+
+    def _answer(self) -> None:
+        """Keep training from passing its next batch, and tell the others which one that is."""
+        self._is_requested = True
+        while True:
+            self.limit = self._position() + 1
+            if self._position() < self.limit:  # training goes on, and may have passed the limit before it could see it
+                break
+        self._exchange.publish({"kind": "position", "round": self._round, "batches": int(self.limit)})
+
+
 class Failure(NamedTuple):
-    """What ended the run: a rank and what happened there."""
+    """What ended the run: the rank that failed and what happened there."""
 
     rank: int
     reason: str
     invalid_hp: bool = False
 
     def message(self, rank: int) -> str:
-        """Return what a rank says that ends because of this; the launcher reads it too."""
+        """Return what a rank prints that ends because of this; the launcher parses it."""
         if self.rank == rank:
             return f"Rank {rank} stops. {self.reason}"
         separator = ".\n" if "\n" in self.reason else ": "
@@ -49,7 +134,7 @@ class Failure(NamedTuple):
 
 
 class HealthMonitor:
-    """Hears of the other ranks, and ends this one where it cannot go on."""
+    """Watches the other ranks, and ends this one if it cannot go on."""
 
     def __init__(self, distributed: DistributedContext, exchange: Exchange, signals: Signals) -> None:
         self._rank = distributed.rank
@@ -70,7 +155,7 @@ class HealthMonitor:
         self.stop = StopAgreement(distributed, exchange, signals)
 
     def start(self, on_abort: Callable[[BaseException], None]) -> None:
-        """Begin to watch; `on_abort` is called before this process is ended from outside its main thread."""
+        """Begin to watch. `on_abort` is called before another thread than the main one ends this process."""
         self._on_abort = on_abort
         self._exchange.listen(self, peer_timeout_seconds())
         self._thread.start()
@@ -86,7 +171,7 @@ class HealthMonitor:
             self._pulse = None
 
     def explain(self, error: BaseException) -> Failure | None:
-        """Return the failure of another rank if that is why this one failed; else tell the others of this one's."""
+        """Return the failure of another rank if it caused this error; else publish this one and return None."""
         self._leaving.set()
         is_invalid = isinstance(error, errors.InvalidHP)
         if is_invalid and self._all_exit:
@@ -105,7 +190,7 @@ class HealthMonitor:
         return None
 
     def agree_to_exit(self) -> bool:
-        """Tell the others that the program leaves the loop here; returns whether all ranks do so."""
+        """Publish that the program leaves the loop on this rank; returns whether it does so on all ranks."""
         self._decided.clear()
         self._exchange.publish({"kind": "exit"})
         if not self._decided.wait(_EXIT_TIMEOUT_S):
@@ -114,7 +199,7 @@ class HealthMonitor:
         return self._all_exit
 
     def close(self, *, failed: bool) -> None:
-        """End the watch; after a failure the others shall see this process end, not take leave."""
+        """End the watch. After a failure, the others see this process end instead of a goodbye."""
         self._leaving.set()
         if failed:
             self._exchange.abandon()
@@ -132,7 +217,7 @@ class HealthMonitor:
 
     def on_left(self, rank: int, why: str) -> None:
         """Handle that a rank is gone."""
-        # Without rank 0, nothing more will be heard of the others.
+        # Without rank 0, no further news of the others arrives.
         for gone in self._gone if rank == 0 else [self._gone[rank]]:
             gone.set()
         if why != CLOSED:
@@ -147,7 +232,7 @@ class HealthMonitor:
         return self._exchange.publish({"kind": "failure", **failure._asdict()})
 
     def _decide_exit(self, sender: int, *, is_refused: bool) -> None:
-        """Decide whether all ranks leave the loop. All ranks decide alike, because they see the same events."""
+        """Decide whether all ranks leave the loop. All decide alike, because they see the same events."""
         if not is_refused:
             self._exiting.add(sender)
         if len(self._exiting) == len(self._gone) or (is_refused and self._exiting):
@@ -172,7 +257,7 @@ class HealthMonitor:
                 self._report_hang(stack)
 
     def _report_hang(self, stack: str) -> None:
-        """Say that this rank hangs, and end all; the first rank of those that hang at the same time is named."""
+        """Publish that this rank hangs, and end all ranks; of several that hang, the lowest is named."""
         limit = f"{self._timeout:g} seconds (DistributedContext(timeout=...) or DET_DISTRIBUTED_TIMEOUT)"
         self._exchange.publish({"kind": "hangs", "reason": f"has not come on for {limit} and is here:\n{stack}"})
         if self._leaving.wait(_SUSPECTS_TIMEOUT_S) or not self._suspects:
@@ -186,7 +271,7 @@ class HealthMonitor:
             return
         message = failure.message(self._rank)
         error = errors.InvalidHP(failure.reason) if failure.invalid_hp else errors.PeerLostException(message)
-        # Recording the end may never come to an end itself.
+        # Recording the end may hang too.
         thread = threading.Thread(target=self._on_abort, args=(error,), daemon=True)
         thread.start()
         thread.join(_GRACE_PERIOD_S)
@@ -197,7 +282,7 @@ class HealthMonitor:
 
 
 def peer_timeout_seconds() -> float:
-    """Return how long a rank may be silent, frozen or cut off, before it counts as lost."""
+    """Return how many seconds a rank may be silent before it counts as lost."""
     text = os.environ.get(PEER_TIMEOUT_VARIABLE, "")
     try:
         seconds = float(text or 120)
@@ -209,7 +294,7 @@ def peer_timeout_seconds() -> float:
 
 
 def _may_follow_from_others(error: BaseException) -> bool:
-    """Return whether an error can be the consequence of another rank's: it is one of communication."""
+    """Return whether another rank's failure may have caused an error: it is one of communication."""
     if isinstance(error, errors.PeerLostException):
         return True
     kinds = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError")

@@ -7,6 +7,7 @@ any machine. They carry single bytes. Both ends send a heartbeat each second; on
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import socket
 import struct
@@ -15,13 +16,16 @@ import time
 import weakref
 from collections.abc import Callable
 
+Sign = Callable[[str, bytes], bytes]
+
 BEAT, STORE_CLOSES, ACKNOWLEDGED, GOODBYE = b".", b"s", b"a", b"g"
 BEAT_INTERVAL_S = 1.0
-HELLO = struct.Struct("!II32s")  # rank, machine, signature
 HELLO_TIMEOUT_S = 5.0
 MAX_UNKNOWN = 128
 CLOSED = "has closed its DistributedContext"
 ENDED = "its process ended or its connection broke"
+
+_HELLO = struct.Struct("!II32s")  # rank, machine, signature
 
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -84,15 +88,10 @@ class Lifeline:
 class LifelineServer:
     """Accepts the lifelines of the other ranks."""
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        is_valid: Callable[[int, int, bytes], bool],
-        on_news: Callable[[Lifeline], None],
-    ) -> None:
+    def __init__(self, listener: socket.socket, sign: Sign, on_news: Callable[[Lifeline], None]) -> None:
         self.lines: dict[int, Lifeline] = {}
         self._listener = _guarded(listener)
-        self._is_valid = is_valid
+        self._sign = sign
         self._on_news = on_news
         self._unknown = threading.Semaphore(MAX_UNKNOWN)
         threading.Thread(target=self._accept, name="determined-lifelines", daemon=True).start()
@@ -115,8 +114,9 @@ class LifelineServer:
     def _admit(self, sock: socket.socket) -> None:
         try:
             sock.settimeout(HELLO_TIMEOUT_S)
-            rank, machine, signature = HELLO.unpack(sock.recv(HELLO.size, socket.MSG_WAITALL))
-            if self._is_valid(rank, machine, signature) and rank not in self.lines:
+            hello = sock.recv(_HELLO.size, socket.MSG_WAITALL)
+            rank, machine, _ = _HELLO.unpack(hello)
+            if hmac.compare_digest(hello, _hello(rank, machine, self._sign)) and rank not in self.lines:
                 line = self.lines[rank] = Lifeline(sock, rank, machine, self._on_news)
                 line.send(BEAT)  # lets that rank go on: from now on this one waits for it before it closes its store
                 return
@@ -127,16 +127,22 @@ class LifelineServer:
         sock.close()
 
 
-def open_lifeline(host: str, port: int, hello: bytes, on_news: Callable[[Lifeline], None]) -> Lifeline:
-    """Return this rank's lifeline to rank 0. Raises ConnectionError if it cannot be had."""
+def open_lifeline(
+    address: tuple[str, int], rank: int, machine: int, sign: Sign, on_news: Callable[[Lifeline], None]
+) -> Lifeline:
+    """Return this rank's lifeline to rank 0. Raises ConnectionError if it cannot be opened."""
     try:
-        sock = socket.create_connection((host, port), HELLO_TIMEOUT_S)
-        sock.sendall(hello)
+        sock = socket.create_connection(address, HELLO_TIMEOUT_S)
+        sock.sendall(_hello(rank, machine, sign))
         if sock.recv(1):
             return Lifeline(sock, 0, 0, on_news)
     except OSError as error:
-        raise ConnectionError(f"its port {port}: {error}") from error
+        raise ConnectionError(f"port {address[1]}: {error}") from error
     raise ConnectionError("it refused the lifeline of this rank")
+
+
+def _hello(rank: int, machine: int, sign: Sign) -> bytes:
+    return _HELLO.pack(rank, machine, sign("hello", f"{rank} {machine}".encode()))
 
 
 def _guarded(sock: socket.socket) -> socket.socket:
