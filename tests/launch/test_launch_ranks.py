@@ -181,7 +181,18 @@ def test_rank_that_is_frozen_after_the_others_have_ended_is_killed_and_named(
 ) -> None:
     monkeypatch.setenv("DET_DISTRIBUTED_TIMEOUT", "1")
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
-    name = script("import os, signal\nif os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGSTOP)")
+    # The others end when rank 1 is frozen, however late it starts.
+    name = script(
+        "import os, pathlib, signal, time\n"
+        "import psutil\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    pathlib.Path('part').write_text(str(os.getpid()))\n"
+        "    os.rename('part', 'pid')\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "while not pathlib.Path('pid').exists(): time.sleep(0.01)\n"
+        "frozen = psutil.Process(int(pathlib.Path('pid').read_text()))\n"
+        "while frozen.status() != psutil.STATUS_STOPPED: time.sleep(0.01)"
+    )
     assert main(["--nproc-per-node", "3", "--", name]) == 128 + 9
     said = capfd.readouterr().err
     assert "rank 1 failed first: it did not end within 1 seconds after others had (the longer of" in said
