@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import sys
@@ -87,15 +88,16 @@ def start_rank(rank: int, ranks: int, port: int, folder: pathlib.Path) -> int:
 
 def run_job(ranks: int) -> list[str]:
     """Run one job and return what was wrong with it."""
-    with tempfile.TemporaryDirectory() as name:
-        folder, port = pathlib.Path(name), free_port()
-        pids = [start_rank(rank, ranks, port, folder) for rank in range(ranks)]
-        codes = [exit_code(pid) for pid in pids]
-        return [
-            f"rank {rank} ended with {code}: {(folder / f'{rank}.txt').read_text(errors='replace')}"
-            for rank, code in enumerate(codes)
-            if code != 0
-        ]
+    folder, port = pathlib.Path(tempfile.mkdtemp()), free_port()
+    pids = [start_rank(rank, ranks, port, folder) for rank in range(ranks)]
+    codes = [exit_code(pid) for pid in pids]
+    faults = [
+        f"rank {rank} ended with {code}: {(folder / f'{rank}.txt').read_text(errors='replace')}"
+        for rank, code in enumerate(codes)
+        if code != 0
+    ]
+    shutil.rmtree(folder)  # not in a with block, which the forked ranks would leave as well when they end
+    return faults
 
 
 def exit_code(pid: int) -> int:
