@@ -207,7 +207,8 @@ class Collectives:
         """End the exchange for all ranks, and return the error."""
         assert self._exchange is not None
         ranks = error.ranks if isinstance(error, errors.PeerLostException) else ()
-        text = f"{self._names([self._index])} failed: {error}" if self._index in ranks else str(error)
+        is_own = self._machine is None and self._index in ranks
+        text = f"{self._names([self._index])} failed: {error}" if is_own else str(error)
         self._exchange.end(error, text, list(ranks))
         return error
 
