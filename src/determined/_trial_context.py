@@ -21,11 +21,11 @@ class TrialContext:
     def __init__(
         self,
         *,
-        distributed: core.DistributedContext,
-        hparams: Mapping[str, Any] | None,
-        exp_conf: Mapping[str, Any] | None,
+        distributed: core.DistributedContext | None = None,
+        hparams: Mapping[str, Any] | None = None,
+        exp_conf: Mapping[str, Any] | None = None,
     ) -> None:
-        self.distributed = distributed
+        self.distributed = distributed or core.DistributedContext.single()
         self._hparams = None if hparams is None else dict(hparams)
         self._exp_conf = None if exp_conf is None else dict(exp_conf)
         self.stop_requested = False
@@ -33,11 +33,7 @@ class TrialContext:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Return a context without a run, for trying out a trial with the constant hyperparameters of a config."""
-        return cls(
-            distributed=core.DistributedContext.single(),
-            hparams=constant_hparams(config.get("hyperparameters") or {}),
-            exp_conf=config,
-        )
+        return cls(hparams=constant_hparams(config.get("hyperparameters") or {}), exp_conf=config)
 
     def get_hparams(self) -> dict[str, Any]:
         """Return all hyperparameters of the trial, always the same dict: a change lasts for the whole run.

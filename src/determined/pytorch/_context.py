@@ -12,7 +12,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from determined import core, errors, tensorboard
-from determined._trial_context import TrialContext, constant_hparams
+from determined._trial_context import TrialContext
 from determined.core import Context
 from determined.pytorch._backends.base import Backend
 from determined.pytorch._backends.single import SingleProcess
@@ -37,8 +37,8 @@ class PyTorchTrialContext(TrialContext):
     def __init__(
         self,
         *,
-        distributed: core.DistributedContext,
-        backend: Backend,
+        distributed: core.DistributedContext | None = None,
+        backend: Backend | None = None,
         hparams: Mapping[str, Any] | None = None,
         exp_conf: Mapping[str, Any] | None = None,
         trial_seed: int = 0,
@@ -48,17 +48,17 @@ class PyTorchTrialContext(TrialContext):
         initial_batch: int = 0,
     ) -> None:
         super().__init__(distributed=distributed, hparams=hparams, exp_conf=exp_conf)
-        self.backend = backend
+        self.backend = backend or SingleProcess()
         """How this process trains: alone, with DDP or with FSDP."""
         self._services = services
         self.gradients = Gradients(aggregation_frequency)
         """Steps optimizers, with the precision and the aggregation of this run."""
-        self.reducers = ReducerSet(distributed)
+        self.reducers = ReducerSet(self.distributed)
         self.trains = services is not None
         """Whether this is a training run, not a trial that is only loaded."""
         self.compressed: list[nn.Parameter] = []
         """Parameters whose gradients are exchanged in half precision."""
-        self.has_own_random_numbers = distributed.size == 1
+        self.has_own_random_numbers = self.distributed.size == 1
         """Whether this rank draws other random numbers than the other ranks."""
         self.progress: Progress | None = None
         """Where training is; None when no loop runs."""
@@ -81,13 +81,9 @@ class PyTorchTrialContext(TrialContext):
 
         Build the trial with it and call `train_batch` on batches of its data loader, for example in a notebook.
         """
-        return cls(
-            distributed=core.DistributedContext.single(),
-            backend=SingleProcess(),
-            hparams=constant_hparams(config.get("hyperparameters") or {}),
-            exp_conf=config,
-            trial_seed=(config.get("reproducibility") or {}).get("experiment_seed", 0),
-        )
+        context = super().from_config(config)
+        context.trial_seed = (config.get("reproducibility") or {}).get("experiment_seed", 0)
+        return context
 
     # Wrapping
 

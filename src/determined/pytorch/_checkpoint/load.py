@@ -11,13 +11,11 @@ import os
 import pathlib
 import warnings
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
-from determined import core, errors, storage
+from determined import errors, storage
 from determined._import import import_from_path
 from determined._packages import explained
-from determined._trial_context import constant_hparams
-from determined.pytorch._backends.single import SingleProcess
 from determined.pytorch._checkpoint import format as checkpoint_format
 from determined.pytorch._checkpoint import legacy, objects
 from determined.pytorch._checkpoint.parts import load_models
@@ -29,17 +27,7 @@ class CheckpointLoadContext(PyTorchTrialContext):
     """A context for a trial that is built to be looked at, without a run."""
 
     def __init__(self, hparams: Mapping[str, Any] | None = None, exp_conf: Mapping[str, Any] | None = None) -> None:
-        super().__init__(
-            distributed=core.DistributedContext.single(),
-            backend=SingleProcess(),
-            hparams=hparams,
-            exp_conf=exp_conf,
-        )
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return a context with the constant hyperparameters of a config."""
-        return cls(constant_hparams(config.get("hyperparameters") or {}), config)
+        super().__init__(hparams=hparams, exp_conf=exp_conf)
 
 
 def load_trial_from_checkpoint_path(
