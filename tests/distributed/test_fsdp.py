@@ -546,7 +546,7 @@ def test_a_shard_that_would_fill_the_memory_is_refused(folder: pathlib.Path) -> 
         for name, content in contents.items():
             archive.writestr(name, content)
     change_index(folder, begin=0, length=path.stat().st_size)
-    with pytest.raises(InvalidCheckpointException, match="would unpack to more bytes than it has"):
+    with pytest.raises(InvalidCheckpointException, match="it would unpack to"):
         load(folder, FsdpTrial)
 
 

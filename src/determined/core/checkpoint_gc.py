@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import pathlib
@@ -24,12 +23,9 @@ def read_metadata(folder: pathlib.Path) -> dict[str, Any]:
     """Return the metadata of the checkpoint in a folder."""
     path = folder / METADATA_FILE
     try:
-        metadata = json.loads(storage.read_plain(path))
-    except (OSError, ValueError, RecursionError) as error:
+        return storage.read_json(path)
+    except (OSError, ValueError) as error:
         raise errors.InvalidCheckpointException(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(metadata, dict):
-        raise errors.InvalidCheckpointException(f"{path} holds {metadata!r}; metadata must be a mapping.")
-    return metadata
 
 
 def steps_completed(metadata: Mapping[str, Any]) -> int:

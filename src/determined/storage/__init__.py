@@ -5,7 +5,7 @@ from determined.storage._faults import reach
 from determined.storage._folder import FolderStore, errors_naming, sync_folder
 from determined.storage._locks import is_locked, locked
 from determined.storage._manifest import MANIFEST_FILE, Manifest
-from determined.storage._plain import read_plain
+from determined.storage._plain import read_json, read_plain
 from determined.storage._retention import Candidate, Retention, doomed
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "is_locked",
     "locked",
     "reach",
+    "read_json",
     "read_plain",
     "store_for",
     "sync_folder",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
+import reprlib
 import stat
+from typing import Any
 
 LARGEST = 64 << 20
 """Bytes of the largest description or metadata that is read into memory."""
@@ -21,3 +24,14 @@ def read_plain(path: pathlib.Path) -> bytes:
         if found.st_size > LARGEST:
             raise ValueError(f"it has {found.st_size} bytes, and the most that is read is {LARGEST}")
         return file.read(LARGEST)
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """Return the mapping in a plain JSON file; raises `OSError` or `ValueError` for any other contents."""
+    try:
+        value = json.loads(read_plain(path))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"it holds {reprlib.repr(value)}, not a mapping")
+    return value

@@ -7,13 +7,12 @@ the index in JSON is read here, since unpickling could run code of whoever wrote
 from __future__ import annotations
 
 import io
-import json
 import math
 import pathlib
 import re
 import zipfile
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,16 +72,22 @@ class StoredTensor(NamedTuple):
             with chunk.path.open("rb") as file:
                 file.seek(chunk.begin)
                 contents = io.BytesIO(file.read(chunk.length))
-            with zipfile.ZipFile(contents) as archive:
-                if sum(one.file_size for one in archive.infolist()) > chunk.length:
-                    raise ValueError(f"{chunk.path.name} would unpack to more bytes than it has")
-            contents.seek(0)
+            check_unpacked_size(contents)
             part = torch.load(contents, map_location="cpu", weights_only=True)
             if not isinstance(part, Tensor) or part.shape != chunk.sizes or part.dtype != self.dtype:
                 raise ValueError(f"{chunk.path.name} does not hold the part of {self.key!r} that {INDEX_FILE} names")
         except Exception as error:  # torch raises anything for files that are damaged, or that hold more than data
             raise _unreadable(chunk.path.parent, error) from error
         return part
+
+
+def check_unpacked_size(file: IO[bytes]) -> None:
+    """Refuse an archive that would fill the memory with more than its file holds: `torch.save` does not compress."""
+    if zipfile.is_zipfile(file):
+        unpacked = sum(entry.file_size for entry in zipfile.ZipFile(file).infolist())
+        if unpacked > (held := file.seek(0, io.SEEK_END)):
+            raise ValueError(f"it would unpack to {unpacked} bytes from {held}, so fit() did not save it")
+    file.seek(0)
 
 
 def mark_of(key: str, placement: int | str) -> dict[str, Any]:
@@ -123,8 +128,8 @@ def _reference(mark: Any, index: Mapping[str, StoredTensor]) -> StoredTensor:
 
 def _read_index(folder: pathlib.Path) -> dict[str, StoredTensor]:
     """Return the tensors in a folder by their keys; raises `ValueError` for an index that no training has written."""
-    data = json.loads(storage.read_plain(folder / INDEX_FILE))
-    if not isinstance(data, dict) or data.get("format") != INDEX_FORMAT or not isinstance(data.get("tensors"), dict):
+    data = storage.read_json(folder / INDEX_FILE)
+    if data.get("format") != INDEX_FORMAT or not isinstance(data.get("tensors"), dict):
         raise ValueError(f"{INDEX_FILE} is not an index of format {INDEX_FORMAT}")
     index: dict[str, StoredTensor] = {}
     for key, entry in data["tensors"].items():

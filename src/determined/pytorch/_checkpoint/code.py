@@ -47,15 +47,10 @@ def imported_module(name: str) -> types.ModuleType | None:
     return sys.modules.get("__main__" if import_name("__main__") == name else name)
 
 
-def module_of(trial_class: type) -> str:
-    """Return the name of the module that a class can be imported from."""
-    return import_name(trial_class.__module__)
-
-
 def program_modules(trial_class: type) -> list[str]:
     """Return the names of the imported modules that belong to a trial's program, without its libraries."""
     root = program_of(trial_class).root
-    return sorted({module_of(trial_class), *(_imported(root) if root else ())})
+    return sorted({import_name(trial_class.__module__), *(_imported(root) if root else ())})
 
 
 def program_of(trial_class: type) -> Program:
@@ -63,7 +58,7 @@ def program_of(trial_class: type) -> Program:
     file = getattr(sys.modules.get(trial_class.__module__), "__file__", None)
     if not file:
         return Program(None)
-    own = _import_root(module_of(trial_class), pathlib.Path(file).resolve())
+    own = _import_root(import_name(trial_class.__module__), pathlib.Path(file).resolve())
     if own.name in _PACKAGES or own in installed_folders():
         return Program(None)
     root = _git_root(own) or _common_root(own)

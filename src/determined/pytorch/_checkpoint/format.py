@@ -9,7 +9,6 @@ import json
 import pathlib
 import pickle
 import warnings
-import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ import torch
 from determined import errors, storage
 from determined._secrets import mask
 from determined._version import VERSION
-from determined.pytorch._backends.shards import SHARDS_FOLDER, with_references
+from determined.pytorch._backends.shards import SHARDS_FOLDER, check_unpacked_size, with_references
 from determined.pytorch._checkpoint import code, identity, legacy, objects
 from determined.pytorch._context import PyTorchTrialContext
 
@@ -92,7 +91,8 @@ def read(folder: pathlib.Path, **options: Any) -> dict[str, Any]:
     # Mapped into memory, a file that was just verified need not be read and copied again.
     loading: dict[str, Any] = {"map_location": "cpu", "weights_only": True, "mmap": not is_legacy} | options
     try:
-        _check_unpacked_size(path)
+        with path.open("rb") as file:
+            check_unpacked_size(file)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # those of torch are about what a forged file names
             state = objects.with_arrays(load(path, **loading))
@@ -106,16 +106,6 @@ def read(folder: pathlib.Path, **options: Any) -> dict[str, Any]:
     if (folder / SHARDS_FOLDER).is_dir():
         state = dict(with_references(state, folder / SHARDS_FOLDER))
     return state | {"loop": {"progress": legacy.load_progress(folder)}} if is_legacy else state
-
-
-def _check_unpacked_size(path: pathlib.Path) -> None:
-    """Refuse an archive that would fill the memory with more than its file holds: `torch.save` packs nothing."""
-    if not zipfile.is_zipfile(path):
-        return
-    with zipfile.ZipFile(path) as archive:
-        unpacked = sum(entry.file_size for entry in archive.infolist())
-    if unpacked > path.stat().st_size:
-        raise ValueError(f"it would unpack to {unpacked} bytes, more than it has, so fit() did not save it")
 
 
 def verify(folder: pathlib.Path, *, with_code: bool = True) -> None:
@@ -155,7 +145,7 @@ def run_description(context: PyTorchTrialContext, trial_class: type) -> dict[str
     """Return what tells a run from others: its program, hyperparameters and config, without secrets."""
     return {
         "program": identity.program_path(),
-        "trial_cls_spec": f"{code.module_of(trial_class)}:{trial_class.__qualname__}",
+        "trial_cls_spec": f"{code.import_name(trial_class.__module__)}:{trial_class.__qualname__}",
         "experiment_config": mask(context.config_if_any or {}),
         "hparams": context.hparams_if_any or {},
     }

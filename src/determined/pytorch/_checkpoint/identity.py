@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from determined import storage
+from determined.pytorch._checkpoint.legacy import LOAD_FILE
 
 MAX_NAMED_DIFFERENCES = 5
 
@@ -22,15 +23,14 @@ def program_path() -> str | None:
     return str(pathlib.Path(file).resolve()) if file else None
 
 
-def read_description(folder: pathlib.Path, file: str) -> dict[str, Any] | None:
+def read_description(folder: pathlib.Path) -> dict[str, Any] | None:
     """Return the description of the run that saved a checkpoint; None if it is unreadable or Determined's."""
     if not (folder / storage.MANIFEST_FILE).is_file():
         return None
     try:
-        description = json.loads(storage.read_plain(folder / file))
-    except (OSError, ValueError, RecursionError):
+        return storage.read_json(folder / LOAD_FILE)
+    except (OSError, ValueError):
         return None
-    return description if isinstance(description, dict) else None
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,6 @@ What changed over the versions, oldest first: the state of one model, optimizer 
 from __future__ import annotations
 
 import io
-import json
 import pathlib
 import pickle
 from collections.abc import Mapping
@@ -57,10 +56,9 @@ def _progress_file(folder: pathlib.Path) -> pathlib.Path | None:
 
 def _metadata(folder: pathlib.Path) -> dict[str, Any]:
     try:
-        metadata = json.loads(storage.read_plain((folder / METADATA_FILE).resolve()))
-    except (OSError, ValueError, RecursionError):
+        return storage.read_json((folder / METADATA_FILE).resolve())
+    except (OSError, ValueError):
         return {}
-    return metadata if isinstance(metadata, dict) else {}
 
 
 def load_state(path: pathlib.Path, **options: Any) -> Any:

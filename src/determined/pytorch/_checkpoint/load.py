@@ -6,7 +6,6 @@ import ast
 import contextlib
 import functools
 import importlib
-import json
 import os
 import pathlib
 import warnings
@@ -81,16 +80,15 @@ def _description(folder: pathlib.Path) -> dict[str, Any]:
         if not path.exists() and legacy.is_legacy(folder):
             path, description = folder / legacy.METADATA_FILE, legacy.description(folder)
         else:
-            description = json.loads(storage.read_plain(pathlib.Path(os.path.realpath(path))))
-    except (OSError, ValueError, RecursionError) as error:
+            description = storage.read_json(pathlib.Path(os.path.realpath(path)))
+    except (OSError, ValueError) as error:
         raise errors.InvalidCheckpointException(f"{path} cannot be read as JSON: {error}") from error
-    kind = description.get("trial_type") if isinstance(description, dict) else None
-    if kind != "PyTorchTrial":
+    if (kind := description.get("trial_type")) != "PyTorchTrial":
         raise errors.InvalidCheckpointException(f"{path} describes a {kind!r}; only a PyTorchTrial can be loaded.")
     for name in ("hparams", "experiment_config"):
         if not isinstance(description.get(name), dict | None):
             raise errors.InvalidCheckpointException(f"{path} holds {name}={description[name]!r}, not a mapping.")
-    return dict(description)
+    return description
 
 
 def _import_paths(folder: pathlib.Path, description: Mapping[str, Any]) -> list[pathlib.Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import pathlib
@@ -13,7 +12,7 @@ from typing import Any
 
 from determined import errors, storage, tracking
 from determined.core import Context
-from determined.core.checkpoint_gc import METADATA_FILE
+from determined.core.checkpoint_gc import read_metadata
 from determined.pytorch._callback import Callbacks
 from determined.pytorch._checkpoint import format as checkpoint_format
 from determined.pytorch._checkpoint import identity, objects, run_state
@@ -116,8 +115,7 @@ def steps_to_resume(services: Context) -> int:
     with contextlib.suppress(errors.DeterminedException, OSError, ValueError, LookupError, TypeError):
         if given == LATEST:
             return next((one.steps_completed for one in services.recorder.earlier_checkpoints()), 0)
-        metadata = json.loads(storage.read_plain(_folder_of(services, given) / METADATA_FILE))
-        return int(metadata["steps_completed"])
+        return int(read_metadata(_folder_of(services, given))["steps_completed"])
     return 0
 
 
@@ -149,7 +147,7 @@ def _folder_of(services: Context, given: str) -> pathlib.Path:
 def _named(uuid: str, folder: pathlib.Path, description: Mapping[str, Any] | None) -> Saved:
     """Return a checkpoint that the user chose; warn if it was saved with other hyperparameters."""
     saved = _read(uuid, folder)
-    there = identity.read_description(folder, checkpoint_format.LOAD_FILE)
+    there = identity.read_description(folder)
     if description is None or there is None:
         return saved
     if found := identity.hyperparameter_differences(there, description):
@@ -195,7 +193,7 @@ def _continued(
     for one in checkpoints:
         if one.trial_id in by_trial:
             continue
-        if (there := identity.read_description(pathlib.Path(one.path), checkpoint_format.LOAD_FILE)) is not None:
+        if (there := identity.read_description(pathlib.Path(one.path))) is not None:
             by_trial[one.trial_id] = identity.differences(there, description)
     # One without a description is damaged, or of an earlier version: reading it will tell.
     alike = [one for one in checkpoints if not by_trial.get(one.trial_id)]
