@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
@@ -25,7 +26,6 @@ from determined.pytorch._optim import apex
 from determined.pytorch._optim.gradients import Gradients
 from determined.pytorch._optim.lr_scheduler import LRScheduler, Mode
 from determined.pytorch._optim.precision import EditGradients, ManualScaling, Precision, parameters_of
-from determined.pytorch._report.profile import TorchProfiler
 
 
 class PyTorchTrialContext(TrialContext):
@@ -73,7 +73,8 @@ class PyTorchTrialContext(TrialContext):
         self.models: list[nn.Module] = []
         self.lr_schedulers: list[LRScheduler] = []
         self.experimental = PyTorchExperimentalContext(self)
-        self.torch_profiler: TorchProfiler | None = None
+        self.torch_profiler: Callable[[], torch.profiler.profile] | None = None
+        """Returns the profiler of a run, which the loop steps after each batch."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -277,7 +278,11 @@ class PyTorchTrialContext(TrialContext):
 
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
         """Profile the run with `torch.profiler.profile(*args, **kwargs)`. Traces go to the TensorBoard folder."""
-        self.torch_profiler = TorchProfiler(args, kwargs, self.get_tensorboard_path)
+
+        def write(profiler: torch.profiler.profile) -> None:
+            torch.profiler.tensorboard_trace_handler(str(self.get_tensorboard_path()))(profiler)
+
+        self.torch_profiler = functools.partial(torch.profiler.profile, *args, **{"on_trace_ready": write, **kwargs})
 
     # State of the run
 

@@ -148,14 +148,15 @@ class PyTorchExperimentalContext:
             )
         from determined.pytorch._backends import fsdp
 
-        options = fsdp.Options(
+        self._parent.backend = fsdp.Sharded(
+            self._parent.device,
+            self._parent.distributed,
             units=units,
             mixed_precision=mixed_precision,
             activation_checkpointing=activation_checkpointing,
             reshard_after_forward=reshard_after_forward,
             offload_to_cpu=offload_to_cpu,
         )
-        self._parent.backend = fsdp.Sharded(self._parent.device, self._parent.distributed, options)
 
     def disable_dataset_reproducibility_checks(self) -> None:
         """Accept any loader from the build methods, such as a torch `DataLoader`.

@@ -74,11 +74,9 @@ class GroupBackend(Backend):
     """One of several processes of a torch process group."""
 
     def broadcast_buffers(self, models: Sequence[nn.Module]) -> None:
-        """Give every rank the chief's buffers, such as running means."""
         broadcast([buffer for model in models for buffer in model.buffers()], self.device)
 
     def share(self, parameters: Sequence[nn.Parameter]) -> Callable[[Sequence[nn.Parameter]], None] | None:
-        """Give parameters the chief's values; return a function that averages gradients over all ranks."""
         broadcast(parameters, self.device)
         return functools.partial(average_gradients, device=self.device)
 
@@ -101,11 +99,9 @@ class Replicas(GroupBackend):
         return Replicated(model)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the module inside."""
         return model.module if isinstance(model, Replicated) else model
 
     def configure(self, options: dict[str, Any], sync_batch_norm: bool) -> None:
-        """Use these options of DDP."""
         known = inspect.signature(DistributedDataParallel).parameters.keys() - {"module", "device_ids", "init_sync"}
         if unknown := sorted(options.keys() - known):
             raise errors.InvalidExperimentException(f"use_ddp({unknown[0]}=...): DDP's options are {sorted(known)}.")
@@ -118,7 +114,6 @@ class Replicas(GroupBackend):
     def start(
         self, models: Sequence[nn.Module], steps_now: StepsNow | None, compressed: Sequence[nn.Parameter]
     ) -> Callable[[], None] | None:
-        """Average the gradients of models from now on, in fp16 for models with compressed parameters."""
         for model in models:
             if not isinstance(model, Replicated) or not any(p.requires_grad for p in model.parameters()):
                 continue

@@ -33,17 +33,6 @@ Units = Sequence[type[nn.Module]] | type[nn.Module] | Chooser
 _NOT_CALLED = (nn.ModuleList, nn.ModuleDict)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The arguments of `use_fsdp`."""
-
-    units: Units | None
-    mixed_precision: torch.dtype | MixedPrecisionPolicy | None
-    activation_checkpointing: bool
-    reshard_after_forward: bool
-    offload_to_cpu: bool
-
-
 def _check_offloading(device: torch.device) -> None:
     if device.type == "cpu":
         raise errors.InvalidExperimentException(
@@ -85,19 +74,31 @@ def _chooser(units: Any) -> Chooser | None:
 
 
 class Sharded(GroupBackend):
-    """One of several processes that each have a part of every model."""
+    """One of several processes that each have a part of every model. `use_fsdp` describes the options."""
 
     forward_is_collective = True
 
-    def __init__(self, device: torch.device, distributed: core.DistributedContext, options: Options) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        distributed: core.DistributedContext,
+        *,
+        units: Units | None,
+        mixed_precision: torch.dtype | MixedPrecisionPolicy | None,
+        activation_checkpointing: bool,
+        reshard_after_forward: bool,
+        offload_to_cpu: bool,
+    ) -> None:
         super().__init__(device)
-        if options.offload_to_cpu:
+        if offload_to_cpu:
             _check_offloading(device)
-        self._policy = self._root_policy = _policy(options.mixed_precision)
-        if isinstance(options.mixed_precision, torch.dtype):  # as with use_amp, the loss is computed in full precision
+        self._policy = self._root_policy = _policy(mixed_precision)
+        if isinstance(mixed_precision, torch.dtype):  # as with use_amp, the loss is computed in full precision
             self._root_policy = dataclasses.replace(self._policy, output_dtype=torch.float32)
-        self._is_unit = _chooser(options.units)
-        self._options = options
+        self._is_unit = _chooser(units)
+        self._recomputes = activation_checkpointing
+        self._reshards = reshard_after_forward
+        self._offload = CPUOffloadPolicy() if offload_to_cpu else OffloadPolicy()
         self._distributed = distributed
         self._mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         self._wrapped: list[nn.Module] = []
@@ -113,7 +114,7 @@ class Sharded(GroupBackend):
                 "on the CPU. Each process then has the whole model in its memory, until wrap_model() returns."
             )
         units = chosen_units(model, self._is_unit)
-        if self._options.activation_checkpointing:
+        if self._recomputes:
             for unit in units or [model]:
                 # No wrapper, so that weights keep their names; a partial, so that a copy calls its own forward.
                 unit.forward = functools.partial(_recompute, unit.forward)
@@ -133,9 +134,9 @@ class Sharded(GroupBackend):
             module,
             mesh=self._mesh,
             # The weights of the root itself are the first that backward needs, so they stay.
-            reshard_after_forward=self._options.reshard_after_forward and not is_root,
+            reshard_after_forward=self._reshards and not is_root,
             mp_policy=self._root_policy if is_root else self._policy,
-            offload_policy=CPUOffloadPolicy() if self._options.offload_to_cpu else OffloadPolicy(),
+            offload_policy=self._offload,
         )
 
     def accept(self, optimizer: Optimizer) -> None:
@@ -154,11 +155,9 @@ class Sharded(GroupBackend):
                 group["foreach"] = False  # torch cannot step sharded and whole parameters in one call
 
     def configure(self, options: dict[str, Any], sync_batch_norm: bool) -> None:
-        """Refuse options of DDP."""
         raise errors.InvalidExperimentException("use_ddp() does not go together with use_fsdp(); call one of them.")
 
     def check_apex(self, half_weights: bool) -> None:
-        """Refuse weights in half precision, which FSDP makes by itself."""
         if half_weights:
             raise errors.InvalidExperimentException(
                 "configure_apex_amp() with half weights (O2, O3) does not go together with use_fsdp(); use "
@@ -168,7 +167,6 @@ class Sharded(GroupBackend):
     def start(
         self, models: Sequence[nn.Module], steps_now: StepsNow | None, compressed: Sequence[nn.Parameter]
     ) -> Callable[[], None] | None:
-        """Exchange gradients only in batches for which `steps_now` returns True."""
         if compressed:
             raise errors.InvalidExperimentException(
                 "wrap_optimizer(fp16_compression=True) does not go together with use_fsdp(); pass use_fsdp("
@@ -180,7 +178,6 @@ class Sharded(GroupBackend):
         return None
 
     def stop(self) -> None:
-        """Exchange gradients in every batch again."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -190,7 +187,6 @@ class Sharded(GroupBackend):
         gc.collect()
 
     def eval_batches(self, batches: Iterable[Any], stopping: Callable[[], bool]) -> EvalBatches:
-        """Return batches to evaluate, with the same number of forward passes on every rank."""
         return CollectiveEvalBatches(batches, stopping, self._distributed, self._wrapped)
 
 

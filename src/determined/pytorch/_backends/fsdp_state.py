@@ -42,7 +42,6 @@ class ShardedState(StateCodec):
         self._mesh = mesh
 
     def shards(self) -> ShardWriter | None:
-        """Return where to put tensors that ranks share."""
         return ShardWriter(self._mesh.get_rank())
 
     def fit_model(self, model: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -69,7 +68,6 @@ class ShardedState(StateCodec):
         return found
 
     def restore_gradients(self, models: Sequence[nn.Module], saved: Mapping[str, Tensor], unreduced: bool) -> None:
-        """Restore saved gradients, and drop all others."""
         inner = _fsdp_parameters(models)
         for name, parameter in named(models):
             gradient, own = saved.get(name), saved.get(name + UNREDUCED)

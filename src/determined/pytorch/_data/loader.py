@@ -121,8 +121,8 @@ class DataLoader:
                 f"{grouping.group} and drop_last is {grouping.drop_last}. Give it more data or a smaller batch size."
             )
         batches = OrderedBatches(
-            self._order(seed, exact=repeat),
-            grouping,
+            order=self._order(seed, exact=repeat),
+            grouping=grouping,
             repeat=repeat,
             skip=skip,
             num_replicas=num_replicas,
@@ -178,9 +178,9 @@ class DataLoader:
 
     def _order(self, seed: int, exact: bool) -> ComputedOrder | SamplerOrder:
         if self._batch_sampler is not None:
-            return SamplerOrder(self._batch_sampler, seed, kind="batches", exact=exact)
+            return SamplerOrder(self._batch_sampler, len(self._batch_sampler), seed, "batches", exact)
         if self._sampler is not None:
-            return SamplerOrder(self._sampler, seed, kind="indices", exact=exact)
+            return SamplerOrder(self._sampler, len(self._sampler), seed, "indices", exact)
         return ComputedOrder(len(self.dataset), seed if self._shuffle else None)
 
     def _make(self, seed: int, **batching: Any) -> TorchDataLoader[Any]:

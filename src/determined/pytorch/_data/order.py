@@ -62,42 +62,41 @@ class Grouping:
         return Start(start.epoch + 1 + epochs, rest * self.group)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class ComputedOrder:
-    """Plain or shuffled order over `length` samples: computed for any epoch, without the ones before."""
+    """Plain or, with a seed, shuffled order over samples: computed for any epoch, without the ones before."""
 
-    def __init__(self, length: int, seed: int | None) -> None:
-        self._length = length
-        self._seed = seed
+    length: int
+    seed: int | None
 
     def items(self, epoch: int) -> list[Any]:
         """Return the indices of an epoch, in order."""
-        if self._seed is None:
-            return list(range(self._length))
-        shuffle = np.random.Generator(np.random.PCG64(rng.derive(self._seed, epoch)))
-        indices: list[Any] = shuffle.permutation(self._length).tolist()
+        if self.seed is None:
+            return list(range(self.length))
+        shuffle = np.random.Generator(np.random.PCG64(rng.derive(self.seed, epoch)))
+        indices: list[Any] = shuffle.permutation(self.length).tolist()
         return indices
 
     def enter(self, epoch: int) -> None:
         """Do nothing: epochs do not depend on each other."""
 
 
+@dataclasses.dataclass(slots=True)
 class SamplerOrder:
-    """The order of the user's sampler or batch sampler, a function of the epoch since its randomness is seeded.
+    """The order of the user's sampler or batch sampler, a function of the epoch since its randomness is seeded."""
 
-    With `exact`, a sampler that yields fewer items than its length raises `ValueError`.
-    """
-
-    def __init__(self, sampler: Any, seed: int, *, kind: str, exact: bool) -> None:
-        self._sampler = sampler
-        self._length = len(sampler)
-        self._seed = seed
-        self._kind = kind
-        self._exact = exact
-        self._warned = False
+    sampler: Any
+    length: int
+    seed: int
+    kind: str
+    """What the sampler yields: indices or batches."""
+    exact: bool
+    """Whether to raise `ValueError` for a sampler that yields fewer items than its length."""
+    _warned: bool = False
 
     def enter(self, epoch: int) -> None:
         """Prepare to start with an epoch: draw all epochs before it, if the sampler may remember them."""
-        remembering = [part for part in _parts(self._sampler) if not _knows_epoch(part)]
+        remembering = [part for part in _parts(self.sampler) if not _knows_epoch(part)]
         if not (epoch and remembering):
             return
         logger.warning(
@@ -112,37 +111,38 @@ class SamplerOrder:
     def items(self, epoch: int) -> list[Any]:
         """Return what the sampler yields in an epoch: indices, or batches of a batch sampler."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(rng.seeded(rng.derive(self._seed, epoch)))
-            for part in _parts(self._sampler):
+            stack.enter_context(rng.seeded(rng.derive(self.seed, epoch)))
+            for part in _parts(self.sampler):
                 stack.enter_context(in_epoch(part, epoch))
             # All at once: later draws of the sampler must not mix with those of the training.
-            drawn = list(itertools.islice(self._sampler, self._length + 1))
-        if len(drawn) != self._length:
+            drawn = list(itertools.islice(self.sampler, self.length + 1))
+        if len(drawn) != self.length:
             self._check_length(len(drawn))
-        return drawn[: self._length]
+        return drawn[: self.length]
 
     def _check_length(self, drawn: int) -> None:
         """Refuse a sampler that yields less than its length; warn once about one that yields more."""
-        length, kind = self._length, self._kind
-        if drawn < length and self._exact:
+        length, kind = self.length, self.kind
+        if drawn < length and self.exact:
             raise ValueError(
-                f"len({type(self._sampler).__name__}) is {length}, but an epoch of it has {drawn} {kind}. Epochs, and "
+                f"len({type(self.sampler).__name__}) is {length}, but an epoch of it has {drawn} {kind}. Epochs, and "
                 "the place at which a resumed run goes on, are computed from the length: make __len__ return the "
                 f"number of {kind} that __iter__ yields, or remove __len__ and use pytorch.Batch for lengths and "
                 "periods."
             )
-        if drawn > length and not (self._warned or is_endless(self._sampler)):
+        if drawn > length and not (self._warned or is_endless(self.sampler)):
             self._warned = True
             logger.warning(
                 "len(%s) is %d, but it yields more %s: an epoch ends at the length, and what follows is left out of "
                 "it. Make __len__ return the number of %s that __iter__ yields.",
-                type(self._sampler).__name__,
+                type(self.sampler).__name__,
                 length,
                 kind,
                 kind,
             )
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class OrderedBatches(Sampler[list[Any]]):
     """A batch sampler over an order: repeated, then sharded by batch, then begun after `skip` batches.
 
@@ -150,63 +150,49 @@ class OrderedBatches(Sampler[list[Any]]):
     with unequal batch sizes. With `keyed` batches carry the key by which loader workers seed themselves.
     """
 
-    def __init__(
-        self,
-        order: ComputedOrder | SamplerOrder,
-        grouping: Grouping,
-        *,
-        repeat: bool,
-        skip: int,
-        num_replicas: int,
-        rank: int,
-        start: Start,
-        share: slice | None,
-        batched: bool,
-        keyed: bool,
-    ) -> None:
-        self._order = order
-        self._grouping = grouping
-        self._repeat = repeat
-        self._first = rank + skip * num_replicas
-        self._stride = num_replicas
-        self._start = start
-        self._share = share
-        self._batched = batched
-        self._keyed = keyed
-        self._per_pass = (grouping.batches() - rank + num_replicas - 1) // num_replicas
+    order: ComputedOrder | SamplerOrder
+    grouping: Grouping
+    repeat: bool
+    skip: int
+    num_replicas: int
+    rank: int
+    start: Start
+    share: slice | None
+    batched: bool
+    keyed: bool
 
     def __len__(self) -> int:
-        return self._per_pass
+        return (self.grouping.batches() - self.rank + self.num_replicas - 1) // self.num_replicas
 
     def __iter__(self) -> Iterator[list[Any]]:
-        size = self._grouping.group
+        size = self.grouping.group
         for epoch, used, first in self._epochs():
-            items = self._order.items(epoch)
-            for number in range(first, self._grouping.batches(used), self._stride):
+            items = self.order.items(epoch)
+            for number in range(first, self.grouping.batches(used), self.num_replicas):
                 begin = used + number * size
-                batch = items[begin] if self._batched else items[begin : begin + size]
-                if self._share is not None and not (batch := batch[self._share]):
+                batch = items[begin] if self.batched else items[begin : begin + size]
+                if self.share is not None and not (batch := batch[self.share]):
                     continue
-                if self._keyed:
+                if self.keyed:
                     batch = BatchKey(batch, (epoch, number, used) if used else (epoch, number))
                 yield batch
 
     def _epochs(self) -> Iterator[tuple[int, int, int]]:
         """Yield (epoch, items used before, first batch of this rank) for each epoch to go through."""
-        grouping = self._grouping
-        epoch, used, first = self._start.epoch, self._start.items, self._first
-        if not self._repeat:
+        grouping, stride = self.grouping, self.num_replicas
+        epoch, used, first = self.start.epoch, self.start.items, self.rank + self.skip * stride
+        if not self.repeat:
             yield epoch, used, first
             return
         if first >= (rest := grouping.batches(used)):
             skipped, first = divmod(first - rest, grouping.batches())
             epoch, used = epoch + 1 + skipped, 0
-        self._order.enter(epoch)
+        self.order.enter(epoch)
         while True:
             yield epoch, used, first
             # Where the stride lands in the next epoch, which can be beyond that too.
             count = grouping.batches(used)
-            first += -(-max(count - first, 0) // self._stride) * self._stride - count
+            first += -(-max(count - first, 0) // stride) * stride - count
             epoch, used = epoch + 1, 0
 
 

@@ -139,7 +139,6 @@ class Best(CheckpointPolicy):
         return value < other if self._is_smaller_better else value > other
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value so far and its metric."""
         return {"metric": self.metric_name, "best": self.best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

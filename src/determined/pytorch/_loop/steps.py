@@ -40,5 +40,5 @@ def steps_after_batch(
     if with_precision and isinstance(context.precision, Scaled):
         steps.append(context.precision.after_batch)
     steps += auto_steps(context.lr_schedulers, progress, context.aggregation_frequency)
-    with context.torch_profiler.running() if context.torch_profiler else contextlib.nullcontext() as step:
-        yield steps if step is None else [*steps, step]
+    with context.torch_profiler() if context.torch_profiler else contextlib.nullcontext() as profiler:
+        yield steps if profiler is None else [*steps, profiler.step]

@@ -13,12 +13,6 @@ from determined.pytorch._loop.plan import ShouldExit, Stopped
 from determined.pytorch._loop.progress import Progress
 
 
-class StopRequest(Protocol):
-    """Whether the program asks to stop."""
-
-    stop_requested: bool
-
-
 class Limit(Protocol):
     """How far training may go without asking."""
 
@@ -35,7 +29,7 @@ class Stops:
     """Stops of a process that trains alone: at once."""
 
     def __init__(self, context: PyTorchTrialContext) -> None:
-        self.program: StopRequest = context
+        self.program = context
         self.preempt = context.services.preempt
         self.bound: Limit = NoLimit()
         """Where to ask `now`, even if nobody wants to stop."""
@@ -83,14 +77,12 @@ class SharedStops(Stops):
         self.bound = health.stop
 
     def wanted(self) -> bool:
-        """Return whether any rank asks to stop."""
         if super().wanted():
             self._health.stop.request()
             return True
         return self._health.stop.is_agreed
 
     def now(self) -> bool:
-        """Return whether this is the batch at which all ranks stop."""
         self.wanted()  # which tells the others
         return self._health.stop.is_reached(self._progress.batches_trained)
 

@@ -71,11 +71,9 @@ class FunctionReducer(MetricReducer):
         self._values.append(value)
 
     def reset(self) -> None:
-        """Forget all values."""
         self._values = []
 
     def per_slot_reduce(self) -> Any:
-        """Return this rank's values."""
         return self._values
 
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
@@ -140,7 +138,6 @@ class TorchMetricsReducer(MetricReducer):
         return list(self.metric.values()) if hasattr(self.metric, "values") else [self.metric]
 
     def reset(self) -> None:
-        """Reset the metric."""
         self.metric.reset()
 
     def per_slot_reduce(self) -> Any:

@@ -144,7 +144,6 @@ class HalfWeights(ApexPrecision):
         model.register_forward_hook(functools.partial(_cast_output, self._output_type))
 
     def take_over(self, optimizers: Sequence[Optimizer]) -> None:
-        """Give the optimizers fp32 copies of the weights, if the level has them."""
         if self._level.master_weights:
             for optimizer in optimizers:
                 pairs = self._masters[id(optimizer)] = _master_copies(optimizer)
@@ -168,7 +167,6 @@ class HalfWeights(ApexPrecision):
                 parameter.copy_(master)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the entries of a checkpoint that belong to the precision, fp32 copies included."""
         state = super().state_dict()
         state["amp_state"]["master_weights"] = [[m.detach() for m, _ in pairs] for pairs in self._masters.values()]
         return state

@@ -96,7 +96,6 @@ class Scaled(Precision):
         return loss if self._scaler is None else self._scaler.scale(loss)
 
     def step(self, optimizer: Optimizer, edit: EditGradients | None, scaler: GradScaler | None) -> None:
-        """Step an optimizer on unscaled gradients."""
         if scaler is None and self._scaler is not None:
             if id(optimizer) in self._stepped:  # a second step in this batch; a scaler allows one per update
                 self.after_batch()

@@ -43,11 +43,9 @@ class _Output:
             return False
 
     def write(self, text: str) -> None:
-        """Write the text."""
         self._attempt(self._write, text)
 
     def flush(self) -> None:
-        """Flush the stream, if it can be flushed."""
         self._attempt(getattr(self._output, "flush", lambda: None))
 
     def _write(self, text: str) -> None:
@@ -170,7 +168,6 @@ class Lines(Display):
         self._output = output
 
     def say(self, line: str) -> None:
-        """Print a line with the time of day."""
         print(f"{time.strftime('%H:%M:%S')} {plain(line)}", file=self._output, flush=True)  # its purpose
 
     def _log(self, text: str) -> None:

@@ -1,12 +1,10 @@
-"""Timings of the loop's stages, and torch's profiler over the run."""
+"""Timings of the loop's stages."""
 
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -27,22 +25,6 @@ STAGES = {
 
 MAX_DATA_SHARE = 0.3
 """The share of the time spent on waiting for data from which the summary advises faster loading."""
-
-
-class TorchProfiler:
-    """One `torch.profiler.profile` over the run, stepped by the loop after each batch."""
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], folder: Callable[[], pathlib.Path]) -> None:
-        self._args = args
-        self._kwargs = kwargs
-        self._folder = folder
-
-    @contextmanager
-    def running(self) -> Iterator[Callable[[], None]]:
-        """Profile inside the block; yields the function to call after each batch."""
-        write = torch.profiler.tensorboard_trace_handler(str(self._folder()))
-        with torch.profiler.profile(*self._args, **{"on_trace_ready": write, **self._kwargs}) as profiler:
-            yield profiler.step
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
