@@ -15,8 +15,7 @@ from torch.optim import Optimizer
 from determined import core, errors, tensorboard
 from determined._trial_context import TrialContext
 from determined.core import Context
-from determined.pytorch._backends.base import Backend
-from determined.pytorch._backends.single import SingleProcess
+from determined.pytorch._backends.base import Backend, SingleProcess
 from determined.pytorch._data import batch as batches
 from determined.pytorch._data.prefetch import Prefetch
 from determined.pytorch._experimental import PyTorchExperimentalContext

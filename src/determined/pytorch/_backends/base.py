@@ -137,3 +137,10 @@ class Backend:
     def eval_batches(self, batches: Iterable[Any], stopping: Callable[[], bool]) -> EvalBatches:
         """Return batches to evaluate without gradients."""
         return EvalBatches(batches, stopping)
+
+
+class SingleProcess(Backend):
+    """One process on one device: the first GPU if there is one, else the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))

@@ -17,9 +17,8 @@ from torch.distributed.rendezvous import rendezvous
 from determined._slurm import translate_slurm
 from determined.core import DistributedContext
 from determined.core.distributed import listen, timeout_seconds
-from determined.pytorch._backends.base import Backend
+from determined.pytorch._backends.base import Backend, SingleProcess
 from determined.pytorch._backends.ddp import NoGroup, Replicas
-from determined.pytorch._backends.single import SingleProcess
 
 BACKEND_VARIABLE = "DET_DISTRIBUTED_BACKEND"
 

@@ -6,11 +6,12 @@ import contextlib
 import functools
 import io
 import json
+import os
 import pathlib
 import pickle
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 
@@ -41,6 +42,18 @@ class Saved(NamedTuple):
         return count
 
 
+def existing_folder(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Return the path of a folder; raise `CheckpointNotFoundException` for anything else."""
+    folder = pathlib.Path(path)
+    if not folder.is_dir():
+        found = "a file, not a folder," if folder.exists() else "nothing"
+        raise errors.CheckpointNotFoundException(
+            f"There is {found} at {folder}; pass the folder of a checkpoint. `det checkpoint list` shows ids, and "
+            "`det checkpoint describe ID` the folder."
+        )
+    return folder
+
+
 def rules_of(trial_class: type, fresh: Mapping[str, Any]) -> objects.Rules:
     """Return which classes a checkpoint may hold for a trial that holds these entries of a state before it loads any.
 
@@ -57,16 +70,17 @@ def write(folder: pathlib.Path, state: dict[str, Any], description: dict[str, An
 
 def write_state(folder: pathlib.Path, state: dict[str, Any]) -> None:
     """Write the state, in plain data, into a folder."""
-    _refuse(state, _fault(state, folder / STATE_FILE))
+    with (folder / STATE_FILE).open("w+b") as file:
+        _save(state, file)
 
 
 def check(state: dict[str, Any]) -> None:
     """Refuse a state, in plain data, that could not be loaded safely."""
-    _refuse(state, _fault(state, io.BytesIO()))
+    _save(state, io.BytesIO())
 
 
-def _refuse(state: dict[str, Any], fault: str | None) -> None:
-    if fault:
+def _save(state: dict[str, Any], file: IO[bytes]) -> None:
+    if (fault := _fault(state, file)) is not None:
         places = ", ".join(sorted(_unsafe_places(state, "")))
         raise errors.InvalidExperimentException(
             f"The checkpoint would hold, under {places}, what cannot be loaded safely: {fault}. Convert it in "
@@ -161,30 +175,19 @@ def description(context: PyTorchTrialContext, program: code.Program, trial_class
     }
 
 
-def _fault(value: Any, target: pathlib.Path | io.BytesIO) -> str | None:
-    """Save a value and say what keeps it from being loaded safely; None if nothing does."""
+def _fault(value: Any, file: IO[bytes]) -> str | None:
+    """Save a value to a file and return why it cannot be loaded safely; None if it can."""
     try:
-        _save(value, target)
+        torch.save(value, file)  # a Python file raises the error of the disk, which torch's own file does not name
     except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
         return str(error)
-    if isinstance(target, io.BytesIO):
-        target.seek(0)
-    return ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(target)) or None
-
-
-def _save(value: Any, target: pathlib.Path | io.BytesIO) -> None:
-    if isinstance(target, io.BytesIO):
-        torch.save(value, target)
-        return
-    # By a file of Python's, which says what is wrong with the disk; torch's own only says that something is.
-    with target.open("wb") as file:
-        try:
-            torch.save(value, file)
-        except RuntimeError as error:
-            # After an error of the disk torch still tries to end its archive, and complains of that alone.
-            if isinstance(error.__context__, OSError):
-                raise error.__context__ from None
-            raise
+    except RuntimeError as error:
+        # After an error of the disk, torch still tries to finish its archive and reports only that failure.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
+    file.seek(0)
+    return ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(file)) or None
 
 
 def _unsafe_places(value: Any, place: str) -> Iterator[str]:

@@ -42,7 +42,7 @@ def load_trial_from_checkpoint_path(
     load only checkpoints that you trust, or pass the class. `trial_kwargs` are further arguments of its
     constructor; `torch_load_kwargs` those of `torch.load`, such as `{"map_location": "cpu"}`.
     """
-    folder = _folder(path)
+    folder = checkpoint_format.existing_folder(path)
     if kwargs:
         warnings.warn(
             f"load_trial_from_checkpoint_path(**{kwargs!r}) is deprecated; pass torch_load_kwargs={kwargs!r}.",
@@ -62,16 +62,6 @@ def load_trial_from_checkpoint_path(
     state = checkpoint_format.read(folder, **kwargs | (torch_load_kwargs or {}))
     load_models(context, state, objects.Rules())
     return trial
-
-
-def _folder(path: str | os.PathLike[str]) -> pathlib.Path:
-    folder = pathlib.Path(path)
-    if not folder.is_dir():
-        found = "a file" if folder.exists() else "nothing"
-        raise errors.CheckpointNotFoundException(
-            f"There is {found} at {folder}; pass the folder of a checkpoint, as `det checkpoint describe` shows it."
-        )
-    return folder
 
 
 def _description(folder: pathlib.Path) -> dict[str, Any]:

@@ -132,16 +132,9 @@ def _find(services: Context, given: str, description: Mapping[str, Any] | None) 
 
 def _folder_of(services: Context, given: str) -> pathlib.Path:
     """Return the folder of a checkpoint that is given by its id or its path."""
-    path = pathlib.Path(given)
-    if os.sep not in given and not path.is_dir():
+    if os.sep not in given and not pathlib.Path(given).is_dir():
         return services.checkpoint.store.path(given)
-    if not path.is_dir():
-        found = "a file, not a folder," if path.exists() else "nothing"
-        raise errors.CheckpointNotFoundException(
-            f"There is {found} at latest_checkpoint={given!r}; pass the folder of a checkpoint, or an id that "
-            "`det checkpoint list` shows."
-        )
-    return path
+    return checkpoint_format.existing_folder(given)
 
 
 def _named(uuid: str, folder: pathlib.Path, description: Mapping[str, Any] | None) -> Saved:

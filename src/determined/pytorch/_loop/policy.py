@@ -65,11 +65,9 @@ class CheckpointPolicy:
 
         A direction that is guessed from a name is good enough to save a checkpoint, not to delete one.
         """
-        return (
-            None
-            if self.metric_name is None or self.smaller_is_better is None
-            else (self.metric_name, self.smaller_is_better)
-        )
+        if self.metric_name is None or self.smaller_is_better is None:
+            return None
+        return self.metric_name, self.smaller_is_better
 
     @property
     def _is_smaller_better(self) -> bool | None:

@@ -24,7 +24,13 @@ class CapturableOptimizers:
         self._groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         # Without a fused step torch would read a tensor's value, and wait for it.
         self._rates = [_Rate(g) for g in self._groups if g.get("fused") and not isinstance(g["lr"], torch.Tensor)]
-        self._with_rate = {id(rate.group) for rate in self._rates}
+        with_rate = {id(rate.group) for rate in self._rates}
+        self._constants = [
+            (group, key)
+            for group in self._groups
+            for key in group
+            if key != "params" and not (key == "lr" and id(group) in with_rate)
+        ]
         for optimizer in self._optimizers:
             if "capturable" in optimizer.defaults:
                 place_steps(optimizer)
@@ -45,22 +51,12 @@ class CapturableOptimizers:
 
     def settings(self) -> tuple[Any, ...]:
         """Return the settings that a captured step holds as constants: a change invalidates the graph."""
-        return tuple(
-            value
-            for group in self._groups
-            for key, value in group.items()
-            if key != "params" and not (key == "lr" and id(group) in self._with_rate)
-        )
+        return tuple([group[key] for group, key in self._constants])
 
     def changed_setting(self, before: tuple[Any, ...]) -> str | None:
         """Return the name of the first setting that differs from `before`, which may hold more values at its end."""
-        keys = [
-            key
-            for group in self._groups
-            for key in group
-            if key != "params" and not (key == "lr" and id(group) in self._with_rate)
-        ]
-        return next((key for key, a, b in zip(keys, before, self.settings(), strict=False) if a != b), None)
+        pairs = zip(self._constants, before, strict=False)
+        return next((key for (group, key), value in pairs if group[key] != value), None)
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[None]:
