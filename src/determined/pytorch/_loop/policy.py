@@ -9,9 +9,13 @@ import re
 import reprlib
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from determined.core.metrics import POSITION_METRICS
+from determined.pytorch._context import PyTorchTrialContext
+
+if TYPE_CHECKING:
+    from determined.pytorch._loop.run import FitSettings
 
 logger = logging.getLogger("determined.pytorch")
 
@@ -147,29 +151,23 @@ class Best(CheckpointPolicy):
             self.best = state["best"]
 
 
-def policy_of(
-    name: str,
-    config: Mapping[str, Any] | None,
-    best_metric: str | None,
-    smaller_is_better: bool | None,
-    best_elsewhere: Callable[[], float | None],
-    say: Callable[[str], None],
-    *,
-    warns: bool,
-) -> CheckpointPolicy:
-    """Return the policy of a name.
+def policy_of(settings: FitSettings, context: PyTorchTrialContext, say: Callable[[str], None]) -> CheckpointPolicy:
+    """Return the policy of a run; `say` shows a line.
 
-    The `searcher` of a config goes before the arguments of `fit`; of its metric, smaller is better by default.
+    The config's `searcher` takes precedence over the arguments of `fit`; its metric is better smaller by default.
     """
-    searcher = (config or {}).get("searcher")
-    default = None
+    searcher = (context.config_if_any or {}).get("searcher")
+    best_metric, smaller_is_better, default = settings.best_metric, settings.smaller_is_better, None
     if isinstance(searcher, Mapping) and searcher.get("metric"):
         best_metric, default = str(searcher["metric"]), True
         given = searcher.get("smaller_is_better", smaller_is_better)
         smaller_is_better = None if given is None else bool(given)
-    if name != "best":
-        return CheckpointPolicy(name == "all", best_metric, smaller_is_better, default)
-    return Best(False, best_metric, smaller_is_better, default, best_elsewhere, say, warns)
+    if settings.checkpoint_policy != "best":
+        return CheckpointPolicy(settings.checkpoint_policy == "all", best_metric, smaller_is_better, default)
+    services = context.services
+    # In an experiment of many trials, best means best of all of them.
+    best_elsewhere = services.train.get_experiment_best_validation if services.info else lambda: None
+    return Best(False, best_metric, smaller_is_better, default, best_elsewhere, say, services.distributed.is_chief)
 
 
 def _offered(metrics: Mapping[str, Any]) -> str | None:

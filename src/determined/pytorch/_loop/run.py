@@ -101,19 +101,10 @@ def _train(
     progress: Progress,
     saved: Saved | None,
 ) -> None:
-    (stream, validation_data), window, notes = build_data(trial, context), MetricWindow(), list[str]()
-    if context.experimental.fuses_optimizers and not context.backend.forward_is_collective:
-        fuse(context.optimizers, context.models, notes.append)
-    policy = policy_of(
-        settings.checkpoint_policy,
-        context.config_if_any,
-        settings.best_metric,
-        settings.smaller_is_better,
-        # In an experiment of many trials, best means best of all of them.
-        context.services.train.get_experiment_best_validation if context.services.info else lambda: None,
-        lambda line: display.say(line),
-        warns=context.distributed.is_chief,
-    )
+    (stream, validation_data), window = build_data(trial, context), MetricWindow()
+    fuses = context.experimental.fuses_optimizers and not context.backend.forward_is_collective
+    note = fuse(context.optimizers, context.models) if fuses else None
+    policy = policy_of(settings, context, lambda line: display.say(line))
     state = parts.run_state(context, callbacks, progress, stream, policy, window)
     rules = resume.rules_for(type(trial), context, state)
     context.reset_reducers()
@@ -126,9 +117,7 @@ def _train(
     context.progress = progress
     stops = stops_of(context, progress)
     max_batches = 1 if settings.test_mode else None
-    validation = Validation(
-        trial, context, callbacks, validation_data, max_batches, stops.wanted, display.validating, saver.wait
-    )
+    validation = Validation(trial, context, callbacks, validation_data, max_batches, stops, display, saver)
     with (
         torch.enable_grad(),  # and back to what it was before, whatever the last validation leaves
         display,
@@ -138,7 +127,7 @@ def _train(
         steps_after_batch(context, progress, with_precision=not steps.ends_batches) as after_batch,
         Timings(settings.profiler, context.services.profiler, context.device) as timings,
     ):
-        for note in notes:
+        if note is not None:
             display.say(note)
         compiles = compile_models(context)
         reporter = Reporter(context.services, progress, plan, context.reducers, callbacks, display, timings, compiles)

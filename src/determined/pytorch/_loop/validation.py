@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -13,12 +13,15 @@ import torch
 from determined import errors
 from determined.core.metrics import BatchColumns
 from determined.pytorch._callback import Callbacks, as_numpy, with_index
+from determined.pytorch._checkpoint.saver import Saver
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data import rng
 from determined.pytorch._data.loader import batches_of
 from determined.pytorch._loop.plan import Stopped
+from determined.pytorch._loop.stop import Stops
 from determined.pytorch._metrics.reducers import Reducer, reduced
 from determined.pytorch._metrics.window import MetricWindow, plain_data, present_values
+from determined.pytorch._report.display import Display
 from determined.pytorch._trial import PyTorchTrial, overrides
 
 
@@ -31,9 +34,9 @@ class Validation:
     callbacks: Callbacks
     loader: Any
     max_batches: int | None
-    stopping: Callable[[], bool]
-    show: Callable[[], None]
-    wait_for_writes: Callable[[], None]
+    stops: Stops
+    display: Display
+    saver: Saver
     batches_seen: int = 0
     """Counts all batches of all validations."""
     _evaluates: bool = False
@@ -53,9 +56,9 @@ class Validation:
         find them so. A validation that fails leaves neither. When asked to stop it raises `Stopped` after a batch and
         leaves no trace in random numbers and reducers, so that the same validation can follow a resume.
         """
-        self.show()
+        self.display.validating()
         if self._starts_workers:  # none is forked while another thread is in the middle of a write
-            self.wait_for_writes()
+            self.saver.wait()
         before = rng.get_state()
         try:
             return self._run()
@@ -123,7 +126,7 @@ class Validation:
         """Return the metrics of this rank's batches; None if it was asked to stop."""
         evaluate, move = with_index(self.trial.evaluate_batch, 2), self.context.batch_mover()
         window = MetricWindow()
-        eval_batches = self.context.backend.eval_batches(batches, self.stopping)
+        eval_batches = self.context.backend.eval_batches(batches, self.stops.wanted)
         for index, batch in enumerate(eval_batches):
             metrics = evaluate(move(batch), index)
             if type(metrics) is not dict:

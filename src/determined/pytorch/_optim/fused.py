@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,10 +19,10 @@ def kept_settings(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: group[name] for name in ("fused", "foreach", "capturable") if name in group}
 
 
-def fuse(optimizers: list[Optimizer], models: list[nn.Module], say: Callable[[str], None]) -> None:
-    """Let optimizers of CUDA parameters step fused, unless the program chose how they step; print which do."""
+def fuse(optimizers: list[Optimizer], models: list[nn.Module]) -> str | None:
+    """Let optimizers of CUDA parameters step fused, unless the program chose how they step; return which do."""
     if any(getattr(module, "sparse", False) for model in models for module in model.modules()):
-        return  # there is no fused step on sparse gradients
+        return None  # there is no fused step on sparse gradients
     fused = [optimizer for optimizer in optimizers if _is_free_to_fuse(optimizer)]
     for optimizer in fused:
         for settings in (optimizer.defaults, *optimizer.param_groups):
@@ -30,9 +30,9 @@ def fuse(optimizers: list[Optimizer], models: list[nn.Module], say: Callable[[st
         # As its constructor does: a gradient scaler then leaves unscaling and skipping steps to the kernel.
         optimizer.__dict__["_step_supports_amp_scaling"] = True
         place_steps(optimizer)
-    if fused:
-        names = ", ".join(sorted({type(optimizer).__name__ for optimizer in fused}))
-        say(f"{names} steps fused, in one kernel (optimizations: {{fused_optimizer: false}} switches it off).")
+    names = ", ".join(sorted({type(optimizer).__name__ for optimizer in fused}))
+    switch = "optimizations: {fused_optimizer: false} switches it off"
+    return f"{names} steps fused, in one kernel ({switch})." if fused else None
 
 
 def _is_free_to_fuse(optimizer: Optimizer) -> bool:
