@@ -112,12 +112,7 @@ class Trainer:
         They are recorded as the metric groups `cpu`, `memory`, `disk`, `network`, `gpu` and `timing`. With
         `sync_timings`, each timing waits for the GPU, so it includes the kernels that the stage started.
         """
-        self._profiler = ProfilerSettings(
-            sync_timings=sync_timings,
-            enabled=enabled,
-            begin_on_batch=begin_on_batch,
-            end_after_batch=end_after_batch,
-        )
+        self._profiler = ProfilerSettings(sync_timings, enabled, begin_on_batch, end_after_batch)
 
     def fit(
         self,

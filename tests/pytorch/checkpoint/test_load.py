@@ -238,7 +238,7 @@ def test_missing_folder_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_file_instead_of_a_folder_is_refused() -> None:
-    with pytest.raises(det.errors.InvalidCheckpointException, match=r"a file at .*state_dict\.pth"):
+    with pytest.raises(det.errors.InvalidCheckpointException, match=r"a file, not a folder, at .*state_dict\.pth"):
         load(save() / "state_dict.pth")
 
 

@@ -75,7 +75,8 @@ def program_files(root: pathlib.Path, left_out: Iterable[pathlib.Path]) -> list[
     """
     belongs = _membership(root, left_out)
     modules = {path.relative_to(root) for path in _imported(root).values()}
-    files = [path for path in sorted(_tracked(root) | modules) if _is_plain(root / path) and belongs(path.parent)]
+    present = [path for path in sorted(_tracked(root) | modules) if (root / path).is_file()]
+    files = [path for path in present if not (root / path).is_symlink() and belongs(path.parent)]
     sizes = {path: (root / path).stat().st_size for path in files}
     if too_large := [path for path, size in sizes.items() if size > MAX_FILE_BYTES]:
         logger.warning(
@@ -194,7 +195,3 @@ def _membership(root: pathlib.Path, left_out: Iterable[pathlib.Path] = ()) -> Ca
         return (path / "pyvenv.cfg").exists() or (path / "conda-meta").exists()
 
     return lambda folder: not any(is_foreign(one) for one in (folder, *folder.parents) if one != pathlib.Path())
-
-
-def _is_plain(path: pathlib.Path) -> bool:
-    return path.is_file() and not path.is_symlink()

@@ -27,6 +27,7 @@ from determined.pytorch._optim.fused import kept_settings
 from determined.pytorch._optim.lr_scheduler import LRScheduler
 
 MODELS, OPTIMIZERS, SCHEDULERS = "models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict"
+_DDP_PREFIX = "module."
 
 
 def run_state(
@@ -246,16 +247,10 @@ def _models(context: PyTorchTrialContext) -> _Each:
 
 def _load_model(codec: StateCodec, model: nn.Module, weights: Mapping[str, Any]) -> None:
     """Load weights into a model, whether or not they were saved from one wrapped for several processes."""
-    if not weights.keys() <= model.state_dict().keys():  # a model may have a child that is called `module` itself
-        weights = _without_prefix(weights)
+    is_known = weights.keys() <= model.state_dict().keys()  # a model may have a child that is called `module` itself
+    if not is_known and all(name.startswith(_DDP_PREFIX) for name in weights):
+        weights = {name.removeprefix(_DDP_PREFIX): value for name, value in weights.items()}
     model.load_state_dict(codec.fit_model(model, weights))
-
-
-def _without_prefix(weights: Mapping[str, Any], prefix: str = "module.") -> Mapping[str, Any]:
-    """Return weights without the prefix that DDP adds to every name."""
-    if not all(name.startswith(prefix) for name in weights):
-        return weights
-    return {name.removeprefix(prefix): value for name, value in weights.items()}
 
 
 def _load_optimizer(codec: StateCodec, optimizer: Optimizer, state: Mapping[str, Any]) -> None:

@@ -76,7 +76,9 @@ class RunState:
 
         `shards` takes the tensors that would be too much for the chief to hold for all ranks.
         """
-        own = {part.name: self._own_state(part, shards) for part in self._parts if part.scope == "per_rank"}
+        own = {part.name: part.owner.state_dict() for part in self._parts if part.scope == "per_rank"}
+        if shards is not None:
+            own |= {part.name: shards.take_own(own[part.name], f".{part.name}") for part in self._parts if part.sharded}
         per_rank = self._ranks.gather(own if self._ranks.size == 1 else to_cpu(own))
         state: dict[str, Any] = {"loop": {}}
         for part in self._shared():
@@ -114,10 +116,6 @@ class RunState:
 
     def _shared(self) -> list[Part]:
         return [part for part in self._parts if part.scope == "shared"]
-
-    def _own_state(self, part: Part, shards: ShardWriter | None) -> Any:
-        state = part.owner.state_dict()
-        return shards.take_own(state, f".{part.name}") if part.sharded and shards is not None else state
 
     def _load(self, part: Part, saved: Saved, own: Mapping[str, Any]) -> None:
         with contextlib.nullcontext() if part.runs_program else checkpoint_format.reading(saved.path):

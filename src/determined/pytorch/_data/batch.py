@@ -164,14 +164,14 @@ def _as_tensor(array: np.ndarray[Any, Any], warned: set[type]) -> Tensor | None:
         return None
 
 
-def _is_moved_by_entries(data: Any) -> bool:
-    return type(data) in PLAIN_CONTAINERS or (is_container(data) and not _moves_itself(data))
-
-
 def host_bytes(data: Any) -> int | None:
     """Return the bytes of tensors and arrays in host memory; None if there is more than those and plain values."""
+
+    def is_moved_by_entries(value: Any) -> bool:
+        return type(value) in PLAIN_CONTAINERS or (is_container(value) and not _moves_itself(value))
+
     total = 0
-    for leaf in leaves(data, enter=_is_moved_by_entries):
+    for leaf in leaves(data, enter=is_moved_by_entries):
         if isinstance(leaf, Tensor):
             total += leaf.nbytes if leaf.is_cpu and leaf.layout is torch.strided else 0
         elif isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":

@@ -129,7 +129,8 @@ class Plan:
         """Return the number of batches at which something can be due next, or the epoch ends."""
         now = progress.batches_trained
         stops = [self._next(unit, now) for unit in self.every.values()]
-        return min([self.total_batches, self._epoch_end(now), *stops])
+        epoch_end = NEVER if self.epochs.length is None else self.epochs.end_of(self.epochs.of(now) + 1)
+        return min([self.total_batches, epoch_end, *stops])
 
     @property
     def total_batches(self) -> int:
@@ -148,9 +149,6 @@ class Plan:
         if not isinstance(unit, Epoch):
             return unit.next_after(batches)
         return self.epochs.end_of(unit.next_after(self.epochs.of(batches)))
-
-    def _epoch_end(self, batches: int) -> int:
-        return NEVER if self.epochs.length is None else self.epochs.end_of(self.epochs.of(batches) + 1)
 
 
 NEVER = 2**62

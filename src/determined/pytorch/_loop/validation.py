@@ -129,8 +129,11 @@ class Validation:
         eval_batches = self.context.backend.eval_batches(batches, self.stops.wanted)
         for index, batch in enumerate(eval_batches):
             metrics = evaluate(move(batch), index)
-            if type(metrics) is not dict:
-                _check_output(metrics)
+            if type(metrics) is not dict and not isinstance(metrics, Mapping):
+                raise TypeError(
+                    f"evaluate_batch() returned {metrics!r}; return a dict of metrics, such as "
+                    '{"validation_loss": loss}.'
+                )
             if index == 0:
                 names = frozenset(metrics)
             elif metrics.keys() != names:
@@ -151,13 +154,6 @@ def _check_names(per_rank: Sequence[BatchColumns]) -> None:
                 f"evaluate_batch() returned the metrics {other} on one rank, but {names[0]} on another; return the "
                 "same names for every batch."
             )
-
-
-def _check_output(metrics: Any) -> None:
-    if not isinstance(metrics, Mapping):
-        raise TypeError(
-            f'evaluate_batch() returned {metrics!r}; return a dict of metrics, such as {{"validation_loss": loss}}.'
-        )
 
 
 def combined(outputs: BatchColumns, reducers: Reducer | Mapping[str, Reducer]) -> dict[str, Any]:

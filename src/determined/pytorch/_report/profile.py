@@ -27,7 +27,7 @@ MAX_DATA_SHARE = 0.3
 """The share of the time spent on waiting for data from which the summary advises faster loading."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class ProfilerSettings:
     """The arguments of `Trainer.configure_profiler`."""
 

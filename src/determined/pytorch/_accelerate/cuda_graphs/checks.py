@@ -41,9 +41,10 @@ class Inspection:
             self._note("train_batch() draws random numbers on the CPU, which a graph would repeat")
         if _contents(self._reducers.state_dict()) != reduced:
             self._note("train_batch() updates a reducer, which only Python can")
-        if (name := _plain_metric(metrics)) is not None:
-            self._note(f"the metric {name!r} is a Python number, which a graph would repeat; return a tensor")
-        if not _is_on_device(batch):
+        by_name = metrics if isinstance(metrics, dict) else {}
+        if plain := [name for name, value in by_name.items() if not isinstance(value, Tensor | None)]:
+            self._note(f"the metric {plain[0]!r} is a Python number, which a graph would repeat; return a tensor")
+        if not all(leaf.is_cuda for leaf in leaves(batch) if isinstance(leaf, Tensor)):
             self._note("batches hold tensors in host memory, which a graph cannot read")
         return metrics
 
@@ -113,16 +114,6 @@ def _host_numbers() -> Any:
 def _contents(value: Any) -> Any:
     """Return a value that is equal for equal structures of tensors and plain values."""
     return digest(value), repr(value)
-
-
-def _plain_metric(metrics: Any) -> str | None:
-    if isinstance(metrics, dict):
-        return next((name for name, value in metrics.items() if not isinstance(value, Tensor | None)), None)
-    return None
-
-
-def _is_on_device(data: Any) -> bool:
-    return all(leaf.is_cuda for leaf in leaves(data) if isinstance(leaf, Tensor))
 
 
 def _watched(value: int, note: Callable[[str, str | None], None]) -> int:
