@@ -56,30 +56,24 @@ class Part:
     """Whether loading calls the program, which gets its own errors as they are."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class RunState:
     """The parts of a run, in the order in which they are restored. The last one is the RNG."""
 
-    def __init__(
-        self,
-        parts: Sequence[Part],
-        ranks: DistributedContext,
-        open_data: Callable[[], Callable[[], Any]],
-        seed_rank: Callable[[], None],
-    ) -> None:
-        self._parts = parts
-        self._ranks = ranks
-        self._open_data = open_data
-        self._seed_rank = seed_rank
+    parts: Sequence[Part]
+    ranks: DistributedContext
+    open_data: Callable[[], Callable[[], Any]]
+    seed_rank: Callable[[], None]
 
     def state_dict(self, shards: ShardWriter | None) -> dict[str, Any]:
         """Return the state as a checkpoint holds it; the parts of each rank on the chief alone. All ranks must call it.
 
         `shards` takes the tensors that would be too much for the chief to hold for all ranks.
         """
-        own = {part.name: part.owner.state_dict() for part in self._parts if part.scope == "per_rank"}
+        own = {part.name: part.owner.state_dict() for part in self.parts if part.scope == "per_rank"}
         if shards is not None:
-            own |= {part.name: shards.take_own(own[part.name], f".{part.name}") for part in self._parts if part.sharded}
-        per_rank = self._ranks.gather(own if self._ranks.size == 1 else to_cpu(own))
+            own |= {part.name: shards.take_own(own[part.name], f".{part.name}") for part in self.parts if part.sharded}
+        per_rank = self.ranks.gather(own if self.ranks.size == 1 else to_cpu(own))
         state: dict[str, Any] = {"loop": {}}
         for part in self._shared():
             _put(state, part.place, part.owner.state_dict())
@@ -100,22 +94,22 @@ class RunState:
 
     def start(self, saved: Saved | None) -> Callable[[], Any]:
         """Restore every part from a checkpoint, if there is one, and return the function that fetches batches."""
-        *parts, generators = self._parts
+        *parts, generators = self.parts
         if saved is not None:
             with checkpoint_format.reading(saved.path):
                 own = self._rank_state(saved.state)
             for part in parts:
                 self._load(part, saved, own)
         # The RNG comes last: opening the data shuffles it and starts loader workers, which draws random numbers.
-        fetch = self._open_data()
+        fetch = self.open_data()
         if saved is None:
-            self._seed_rank()
+            self.seed_rank()
         else:
             self._load(generators, saved, own)
         return fetch
 
     def _shared(self) -> list[Part]:
-        return [part for part in self._parts if part.scope == "shared"]
+        return [part for part in self.parts if part.scope == "shared"]
 
     def _load(self, part: Part, saved: Saved, own: Mapping[str, Any]) -> None:
         with contextlib.nullcontext() if part.runs_program else checkpoint_format.reading(saved.path):
@@ -127,16 +121,16 @@ class RunState:
     def _rank_state(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parts of this rank; of a checkpoint of another number of ranks, what they merge to."""
         per_rank = rank_states(saved)
-        if len(per_rank) == self._ranks.size:
-            return per_rank[self._ranks.rank]
-        if self._ranks.is_chief:
+        if len(per_rank) == self.ranks.size:
+            return per_rank[self.ranks.rank]
+        if self.ranks.is_chief:
             logger.warning(
                 "The checkpoint was saved by %d processes, and %d go on: the data continues where it was, but sums "
                 "over ranks and random numbers are others than in a run without a break.",
                 len(per_rank),
-                self._ranks.size,
+                self.ranks.size,
             )
-        parts = [part for part in self._parts if all(part.name in one for one in per_rank)]
+        parts = [part for part in self.parts if all(part.name in one for one in per_rank)]
         return {part.name: part.merge([one[part.name] for one in per_rank]) for part in parts}
 
 
