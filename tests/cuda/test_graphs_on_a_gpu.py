@@ -260,7 +260,7 @@ class LateWaitingHalf(LateWaiting):
         (Waiting, "# WAITS"),
         (Branching, "# BRANCHES"),
         (Drawing, "random numbers on the CPU"),
-        (Sending, "sends a tensor"),
+        (Sending, "copies a tensor"),
         (Counting, "'count'"),
         (Reducing, "reducer"),
         (Unsupported, "Adagrad"),

@@ -396,7 +396,7 @@ def test_ranks_that_iterate_the_same_data_are_told(kind: type[LineTrial], told: 
     with ranks.started(warned, 2, kind) as started:
         chief, _ = started.wait()
     assert chief.status == 0, chief.output
-    assert ("All 2 ranks begin with the same batch" in chief.output) is told
+    assert ("All 2 ranks start with the same batch" in chief.output) is told
 
 
 def warned(kind: type[LineTrial]) -> None:

@@ -16,7 +16,7 @@ class PyTorchCallback:
     """Base class of callbacks. Override the hooks that you need; by default they do nothing.
 
     Hooks run on every rank, except where noted. Numbers in the metrics that they get are NumPy scalars. Random numbers
-    drawn in `on_training_start` and in the checkpoint hooks do not change those of the training.
+    drawn in `on_training_start` and in the checkpoint hooks do not affect the training.
     """
 
     def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
@@ -106,7 +106,7 @@ class Callbacks:
 
     @contextlib.contextmanager
     def trial(self, first_batch_idx: int, checkpoint_uuid: str | None) -> Iterator[None]:
-        """Run the hooks of a trial's start and end; on_trial_shutdown runs whatever happens in the block."""
+        """Run the hooks of a trial's start and end; on_trial_shutdown also runs if the block raises."""
         try:
             self.run("on_trial_startup", first_batch_idx, checkpoint_uuid)
             yield
@@ -153,7 +153,7 @@ def _add_notes(error: BaseException, failures: list[Exception]) -> None:
 
 
 def with_index(method: Callable[..., Any], arguments: int) -> Callable[..., Any]:
-    """Return a method with this number of arguments, the last one an index, also for an old form without the index."""
+    """Return a function of this number of arguments, the last one an index; old methods are called without it."""
     try:
         inspect.signature(method).bind(*range(arguments))
     except TypeError:

@@ -1,4 +1,4 @@
-"""The context of a trial: it wraps models, runs backward, steps optimizers, and knows where training is."""
+"""The context of a trial: wraps models, runs backward, steps optimizers, and knows the progress of training."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class PyTorchTrialContext(TrialContext):
         self.compressed: list[nn.Parameter] = []
         """Parameters whose gradients are exchanged in half precision."""
         self.has_own_random_numbers = self.distributed.size == 1
-        """Whether this rank draws other random numbers than the other ranks."""
+        """Whether this rank is seeded differently from the other ranks."""
         self.progress: Progress | None = None
-        """Where training is; None when no loop runs."""
+        """The progress of training; None outside of `fit`."""
         self.initial_batch = initial_batch
-        """Batches trained before this run. Until `fit` has found its checkpoint: those of the configured checkpoint."""
+        """Batches trained before this run; until `fit` finds its checkpoint, those of the configured checkpoint."""
         self.reported_initial_batch = 0
         """What `get_initial_batch` returned last outside the training loop."""
         self._warned_types: set[type] = set()
@@ -302,7 +302,7 @@ class PyTorchTrialContext(TrialContext):
 
     @property
     def precision(self) -> Precision:
-        """The number format of weights and computations."""
+        """The precision of weights and computations."""
         return self.gradients.precision
 
     @property
@@ -329,9 +329,9 @@ class PyTorchTrialContext(TrialContext):
     def get_initial_batch(self) -> int:
         """Return the number of batches that were trained before this run began.
 
-        In the trial's `__init__` it is that of the checkpoint which the runner or DET_LATEST_CHECKPOINT names, or 0;
-        from the `build_*` methods on, that of the checkpoint which `fit` continues from. If you call this before you
-        build a loader that is not a `pytorch.DataLoader`, that loader must start at this batch.
+        In the trial's `__init__`, this is the count of the checkpoint that the runner or DET_LATEST_CHECKPOINT names,
+        or 0. From the `build_*` methods on, it is the count of the checkpoint that `fit` continues from. If you call
+        this before you build a loader that is not a `pytorch.DataLoader`, that loader must start at this batch.
         """
         if self.progress is None:
             self.reported_initial_batch = self.initial_batch
@@ -385,7 +385,7 @@ class PyTorchTrialContext(TrialContext):
         return self.services.scalars.enabled
 
     def seed_of_the_program(self) -> int | None:
-        """Return the seed that the program gave torch after `init`; None if it gave none or the config has one."""
+        """Return the seed that the program set in torch after `init`; None if it set none or the config has one."""
         if self._seed_of_torch is None or torch.initial_seed() == self._seed_of_torch:
             return None
         return torch.initial_seed() % 2**31

@@ -27,7 +27,7 @@ from determined.pytorch._loop.run import FitSettings, run
 from determined.pytorch._report.profile import ProfilerSettings
 from determined.pytorch._trial import PyTorchTrial, check_evaluation
 
-# Seeds of torch that do not come from the program: the initial one, and those of earlier runs in this process.
+# Seeds of torch that the program did not set: the initial one, and the seeds of earlier runs in this process.
 _NOT_BY_THE_PROGRAM = {torch.Generator().initial_seed()}
 
 _fit_numbers = itertools.count()
@@ -136,9 +136,9 @@ class Trainer:
 
         `checkpoint_policy` decides whether a validation is followed by a checkpoint: with `best`, if it is the best so
         far; with `all`, always; with `none`, never. `best` compares the searcher's metric, else `best_metric`, else the
-        only metric or the validation loss, and prints which one it compares. `smaller_is_better` tells the direction;
-        without it the name of the metric does (loss, accuracy), and if the name does not, every validation is followed
-        by a checkpoint.
+        only metric or the validation loss, and prints which one it compares. `smaller_is_better` is the direction;
+        by default it is guessed from the name of the metric (loss, accuracy). If the name does not tell, every
+        validation is followed by a checkpoint.
 
         `latest_checkpoint` is the checkpoint to continue from: an id, a path, or "latest" for the newest intact
         checkpoint of an earlier run with the same program, hyperparameters and data, if there is one.

@@ -1,4 +1,4 @@
-"""Not part of Resolute: importing this says what to use instead."""
+"""Not part of Resolute: importing it raises an error that names the replacement."""
 
 from determined._gone import refuse
 

@@ -43,7 +43,7 @@ class _OverSampler(Sampler[T]):
     def __len__(self) -> int:
         if not isinstance(self.sampler, Sized):
             raise TypeError(
-                f"len({type(self).__name__}) is that of the sampler inside, and {self.sampler!r} has none; "
+                f"len({type(self).__name__}) is the length of the inner sampler, and {self.sampler!r} has none; "
                 "give that sampler a __len__ method."
             )
         return len(self.sampler)
@@ -52,7 +52,7 @@ class _OverSampler(Sampler[T]):
 class RepeatSampler(_OverSampler[T]):
     """The elements of `sampler`, pass after pass, endlessly.
 
-    `len()` is that of one pass. Every pass iterates `sampler` again, so one that shuffles gives each pass
+    `len()` is the length of one pass. Every pass iterates `sampler` again, so one that shuffles gives each pass
     another order. A pass that yields nothing raises `ValueError`.
 
         >>> list(itertools.islice(RepeatSampler(range(3)), 7))
@@ -121,7 +121,7 @@ class SkipSampler(_OverSampler[T]):
     """The elements of `sampler` without the first `skip` ones.
 
     Meant to be outermost, over an endless `RepeatSampler`, to continue where an earlier run stopped. Every
-    iteration skips. `len()` stays that of `sampler`: it is still the length of an epoch.
+    iteration skips. `len()` is still the length of `sampler`, an epoch.
 
         >>> list(SkipSampler(range(5), skip=3))
         [3, 4]
@@ -173,7 +173,7 @@ class ReproducibleShuffleSampler(_OverSampler[T]):
         self._rewind()
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration that of `epoch`, here and in the next sampler inside that has `set_epoch`.
+        """Make the next iteration yield `epoch`, also in the next inner sampler that has `set_epoch`.
 
         The next iteration shuffles once for every epoch left out; to go back, it starts from the seed.
         """

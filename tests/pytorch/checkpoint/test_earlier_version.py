@@ -82,7 +82,7 @@ def test_two_processes_continue_where_they_were(tmp_path: pathlib.Path) -> None:
 
 def test_one_process_continues_what_two_began(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     resumed = train(saved_by("two-processes", tmp_path))
-    assert "saved by 2 processes, and 1 go on" in caplog.text
+    assert "saved by 2 processes, and 1 continue" in caplog.text
     assert [place[:2] for place in resumed["log"]] == [[2, 7], [3, 8], [3, 9]]
     state = torch.load(DATA / "two-processes" / "state_dict.pth", weights_only=True)
     losses = [one["window"]["values"]["loss"][0] for one in (state["loop"], *state["loop"]["others"])]

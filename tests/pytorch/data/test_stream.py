@@ -184,7 +184,7 @@ class SkippingTrial(ExactTrial):
 
 def test_loader_that_skips_by_itself_is_not_skipped_twice(caplog: pytest.LogCaptureFixture) -> None:
     check_exact(SkippingTrial, [4, 6, 8])
-    assert "begin after 8 batches by itself" in caplog.text
+    assert "start after 8 batches" in caplog.text
     assert "read again" not in caplog.text
 
 

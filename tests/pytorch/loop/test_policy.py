@@ -71,7 +71,7 @@ def test_where_a_name_does_not_tell_the_direction_every_validation_is_saved(
 ) -> None:
     assert scripted([{name: 2.0}, {name: 3.0}, {name: 1.0}])() == [1, 2, 3]
     (warning,) = caplog.messages
-    assert f"cannot tell whether a smaller or a larger {name!r} is better" in warning
+    assert f"does not know whether a smaller or a larger {name!r} is better" in warning
     assert "smaller_is_better=..." in warning
 
 
@@ -99,7 +99,7 @@ def test_chosen_metric_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
 def test_where_nothing_says_what_to_compare_every_validation_is_saved(caplog: pytest.LogCaptureFixture) -> None:
     assert scripted([{"a": 1.0, "b": 2.0}, {"a": 2.0, "b": 3.0}, {"a": 2.0, "b": 3.0}])() == [1, 2, 3]
     assert [m.partition(";")[0] for m in caplog.messages] == [
-        "checkpoint_policy='best' cannot tell which of the validation metrics ['a', 'b'] to "
+        "checkpoint_policy='best' does not know which of the validation metrics ['a', 'b'] to "
         "compare, so every validation is followed by a checkpoint"
     ]
 

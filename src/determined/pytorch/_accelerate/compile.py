@@ -15,7 +15,7 @@ _numbers = itertools.count()
 
 
 class CompiledForward:
-    """The compiled `forward` of one module. Hooks, such as those of mixed precision, are not compiled.
+    """The compiled `forward` of one module. Hooks, such as the mixed-precision hooks, are not compiled.
 
     A copy of the module gets a compiled forward of its own.
     """

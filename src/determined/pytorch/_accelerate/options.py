@@ -56,7 +56,7 @@ def applied(context: PyTorchTrialContext, config: Mapping[str, Any] | None) -> I
 
 
 def with_optimizations(config: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with settings that override those of its section."""
+    """Return a config whose section `optimizations` is overridden by these settings."""
     if unknown := sorted(settings.keys() - _KNOWN):
         raise errors.InvalidExperimentException(
             f"init(optimizations={{{unknown[0]!r}: ...}}): the settings are {', '.join(sorted(_KNOWN))}."

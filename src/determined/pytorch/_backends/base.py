@@ -1,4 +1,4 @@
-"""What a backend does: the device to train on, how models get there, and how their state gets into checkpoints."""
+"""The interface of backends: the device, wrapping models, and the state of models in checkpoints."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from determined.pytorch._backends.fsdp_state import ShardWriter
 
 UNREDUCED = " (unreduced)"
-"""Suffix of the name of a gradient of one rank that is still to be averaged over all, beside one that is."""
+"""Suffix for the gradient of one rank that is still to be averaged over all ranks."""
 
 StepsNow = Callable[[], bool]
 
 
 @dataclasses.dataclass(eq=False)
 class EvalBatches:
-    """Batches to evaluate, up to the one after which a rank wants to stop."""
+    """Batches to evaluate, up to the batch after which a rank asks to stop."""
 
     batches: Iterable[Any]
     stopping: Callable[[], bool]
@@ -40,14 +40,14 @@ class EvalBatches:
 
 
 class StateCodec:
-    """How the state of models and optimizers gets into a checkpoint and out of it: unsharded, every rank has all."""
+    """Saves and restores the state of models and optimizers; here unsharded, so that every rank has all of it."""
 
     def shards(self) -> ShardWriter | None:
-        """Return where to put tensors that ranks share; None where every rank has all."""
+        """Return the writer for sharded tensors; None if every rank has all tensors."""
         return None
 
     def attach(self, value: Any) -> Any:
-        """Return nested values with the tensors that references in them stand for."""
+        """Return nested values with tensors in place of references to stored tensors."""
         return with_tensors(value, functools.cache(self._read))
 
     def fit_model(self, model: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -59,13 +59,13 @@ class StateCodec:
         return state
 
     def gradients(self, models: Sequence[nn.Module]) -> dict[str, Tensor]:
-        """Return the gradients that there are, as between aggregated steps."""
+        """Return the gradients that exist, as between aggregated steps."""
         return {name: parameter.grad for name, parameter in named(models) if parameter.grad is not None}
 
     def restore_gradients(self, models: Sequence[nn.Module], saved: Mapping[str, Tensor], unreduced: bool) -> None:
         """Restore what `gradients` returned, and drop all other gradients.
 
-        `unreduced` tells whether unsharded gradients are those of one rank, still to be averaged over all.
+        `unreduced`: whether unsharded gradients belong to one rank and are still to be averaged over all.
         """
         for name, parameter in named(models):
             gradient = saved.get(name)
@@ -85,7 +85,7 @@ def named(models: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 class Backend:
-    """How this process trains. The methods here do what a process without others needs; subclasses add the ranks."""
+    """How this process trains. This base class is for a process without others; subclasses add the other ranks."""
 
     codec = StateCodec()
     forward_is_collective = False
@@ -103,15 +103,15 @@ class Backend:
         return model
 
     def configure(self, options: dict[str, Any], sync_batch_norm: bool) -> None:
-        """Use these options of DDP, if there are other ranks."""
+        """Set options of DDP, if there are other ranks."""
 
     def start(
         self, models: Sequence[nn.Module], steps_now: StepsNow | None, compressed: Sequence[nn.Parameter]
     ) -> Callable[[], None] | None:
         """Train models together with the other ranks from now on.
 
-        Gradients are exchanged in batches for which `steps_now` returns True; those of compressed parameters in half
-        precision. Returns a check to call before the first step, if there is one.
+        Gradients are exchanged in batches for which `steps_now` returns True; gradients of compressed parameters in
+        half precision. Returns a check to call before the first step, if there is one.
         """
         return None
 
@@ -119,20 +119,20 @@ class Backend:
         """End what `start` began."""
 
     def broadcast_buffers(self, models: Sequence[nn.Module]) -> None:
-        """Give every rank the chief's buffers, such as running means."""
+        """Broadcast the chief's buffers, such as running means."""
 
     def share(self, parameters: Sequence[nn.Parameter]) -> Callable[[Sequence[nn.Parameter]], None] | None:
-        """Give parameters of no model the chief's values; return a function that averages gradients of such parameters.
+        """Broadcast the chief's values of parameters outside models; return a function that averages their gradients.
 
-        None if there are no other ranks.
+        Returns None if there are no other ranks.
         """
         return None
 
     def accept(self, optimizer: Optimizer) -> None:
-        """Refuse an optimizer that cannot step here."""
+        """Raise for an optimizer that cannot step with this backend."""
 
     def check_apex(self, half_weights: bool) -> None:
-        """Refuse a level of apex that cannot work here."""
+        """Raise for an apex level that does not work with this backend."""
 
     def eval_batches(self, batches: Iterable[Any], stopping: Callable[[], bool]) -> EvalBatches:
         """Return batches to evaluate without gradients."""

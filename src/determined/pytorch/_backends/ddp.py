@@ -23,15 +23,15 @@ _UNUSED_PARAMETERS = "Expected to have finished reduction in the prior iteration
 class Replicated(nn.Module):
     """A model whose gradients are averaged over all ranks while a trial trains.
 
-    Attributes and names of weights are those of the module inside. Without gradients it computes by itself: ranks may
-    evaluate different numbers of batches.
+    Attributes and names of weights are the inner module's. Without gradients it runs without the other ranks, so ranks
+    may evaluate different numbers of batches.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
         for name in ("state_dict", "load_state_dict", "named_parameters", "named_buffers"):
-            self.__dict__[name] = getattr(module, name)  # without the prefix that a child's names have
+            self.__dict__[name] = getattr(module, name)  # without the prefix `module.`
         self.engage(None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ class Replicated(nn.Module):
 
     def engage(self, engine: DistributedDataParallel | None, steps_now: StepsNow | None = None) -> None:
         """Average gradients by this engine, or by none; with `steps_now`, only in batches for which that is True."""
-        # Past nn.Module, for which the engine would be a child with the same weights once more.
+        # Not by nn.Module.__setattr__, which would register the engine as a child with the same weights.
         self.__dict__["_engine"] = engine, steps_now
         self.__dict__["is_used"] = False
 
@@ -66,7 +66,7 @@ class Replicated(nn.Module):
             return getattr(self.module, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy, such as one for averaged weights, trains by itself.
+        # A copy, such as one for averaged weights, is not synchronized.
         return {**self.__dict__, "_engine": (None, None)}
 
 
@@ -128,7 +128,7 @@ class Replicas(GroupBackend):
         return self._check_use
 
     def _check_use(self) -> None:
-        """Refuse gradients that were computed without the engine: the weights of the ranks would diverge."""
+        """Raise for gradients that were computed without the engine: the weights of the ranks would diverge."""
         for model in self._engaged:
             if not model.is_used and any(parameter.grad is not None for parameter in model.parameters()):
                 raise errors.InvalidExperimentException(
@@ -138,14 +138,14 @@ class Replicas(GroupBackend):
                 )
 
     def stop(self) -> None:
-        """Drop everything that refers to the process group: gloo can abort at its end otherwise."""
+        """Drop all references to the process group: gloo can abort at exit otherwise."""
         for model in self._engaged:
             model.engage(None)
         self._engaged.clear()
         gc.collect()
 
     def broadcast_buffers(self, models: Sequence[nn.Module]) -> None:
-        """Give every rank the chief's buffers; in training, DDP does so."""
+        """Broadcast the chief's buffers; DDP does so only in training."""
         if self._options.get("broadcast_buffers", True):
             super().broadcast_buffers(models)
 
@@ -179,7 +179,7 @@ def settle_buckets(engine: DistributedDataParallel) -> None:
 
 
 class _Touch(nn.Module):
-    """Uses every parameter in order, so that gradients of zero arrive in the reverse order."""
+    """Uses every parameter in order, so that zero gradients arrive in reverse order."""
 
     def __init__(self, module: nn.Module, parameters: list[nn.Parameter]) -> None:
         super().__init__()
@@ -191,14 +191,14 @@ class _Touch(nn.Module):
 
 
 class NoGroup(Backend):
-    """One of several processes that are known to each other, but not to `torch.distributed`."""
+    """One of several processes that have a `DistributedContext`, but no torch process group."""
 
     def __init__(self, device: torch.device, size: int) -> None:
         super().__init__(device)
         self._size = size
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Refuse the model: its replicas would diverge."""
+        """Raise: the replicas of the model would diverge."""
         raise errors.InvalidExperimentException(
             f"wrap_model({type(model).__name__}): init() got a DistributedContext of {self._size} processes, but "
             "torch.distributed has no process group by which they could average gradients. Call "
@@ -209,7 +209,7 @@ class NoGroup(Backend):
 
 @torch.no_grad()
 def average_gradients(parameters: Sequence[nn.Parameter], device: torch.device) -> None:
-    """Average the gradients of parameters over all ranks, exchanged between tensors on a device.
+    """Average the gradients of parameters over all ranks, through tensors on a device.
 
     A missing gradient counts as zeros. Where no rank has one, it stays missing, so that optimizers skip it.
     """
@@ -218,7 +218,7 @@ def average_gradients(parameters: Sequence[nn.Parameter], device: torch.device) 
         gradients = [_dense_gradient(parameter) for parameter in group]
         counts = torch.tensor(present, dtype=group[0].dtype, device=device)
         _exchange([*gradients, counts], device, _average)
-        # Read only where it matters, since that waits for a GPU.
+        # Read only if needed, since that waits for the GPU.
         wanted = present if all(present) else counts.tolist()
         for parameter, gradient, is_there in zip(group, gradients, wanted, strict=True):
             if is_there:
@@ -242,7 +242,7 @@ def _dense_gradient(parameter: Tensor) -> Tensor:
 
 
 def broadcast(tensors: Sequence[Tensor], device: torch.device) -> None:
-    """Give tensors the values that they have on the chief, exchanged between tensors on a device."""
+    """Broadcast the chief's values of tensors, through tensors on a device."""
     for group in _by_dtype([tensor.detach() for tensor in tensors]):
         message: list[Tensor] = []
         for tensor in group:

@@ -60,7 +60,7 @@ def _policy(given: torch.dtype | MixedPrecisionPolicy | None) -> MixedPrecisionP
 
 
 def _chooser(units: Any) -> Chooser | None:
-    """Return a function that tells which modules are units; None for the default choice."""
+    """Return a function that selects the modules that are units; None for the default choice."""
     if units is None or (callable(units) and not isinstance(units, type)):
         return units
     classes = tuple(units) if isinstance(units, (list, tuple, set, frozenset)) else (units,)
@@ -119,7 +119,7 @@ class Sharded(GroupBackend):
                 # No wrapper, so that weights keep their names; a partial, so that a copy calls its own forward.
                 unit.forward = functools.partial(_recompute, unit.forward)
         self._replaced += map(weakref.ref, model.parameters())
-        # One at a time, so that the device never has the whole model.
+        # One at a time, so that the device never holds the whole model.
         for unit in [*reversed(units), model]:
             self._shard(unit, is_root=unit is model)
         self._wrapped.append(model)
@@ -133,14 +133,14 @@ class Sharded(GroupBackend):
         fully_shard(
             module,
             mesh=self._mesh,
-            # The weights of the root itself are the first that backward needs, so they stay.
+            # Backward needs the root's own weights first, so they are kept.
             reshard_after_forward=self._reshards and not is_root,
             mp_policy=self._root_policy if is_root else self._policy,
             offload_policy=self._offload,
         )
 
     def accept(self, optimizer: Optimizer) -> None:
-        """Refuse an optimizer of weights that a model had before it was sharded; step mixed groups one by one."""
+        """Raise for an optimizer of weights from before a model was sharded; disable foreach for mixed groups."""
         replaced = {id(parameter) for reference in self._replaced if (parameter := reference()) is not None}
         stale = sum(id(parameter) in replaced for parameter in parameters_of(optimizer))
         if stale:
@@ -201,7 +201,7 @@ def _sync_if_stepping(steps_now: StepsNow, model: Any, args: Any) -> None:
 
 
 def _recompute(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a forward whose activations are computed once more in backward instead of being kept."""
+    """Call a forward whose activations are recomputed in backward instead of being kept."""
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
@@ -264,10 +264,10 @@ def _shares_weights(unit: nn.Module, model: nn.Module) -> bool:
 
 @dataclasses.dataclass(eq=False)
 class CollectiveEvalBatches(EvalBatches):
-    """Batches of a rank that joins the forward passes of the others when it has none left.
+    """Batches of a rank that joins the forward passes of the other ranks when it has none left.
 
-    A forward pass gathers weights from all ranks, so all must compute the same number. A rank that has run out repeats
-    the calls that its last batch made of the models, and drops the results.
+    A forward pass gathers weights from all ranks, so all must run the same number of them. A rank without batches
+    repeats the model calls of its last batch and drops the results.
     """
 
     distributed: core.DistributedContext

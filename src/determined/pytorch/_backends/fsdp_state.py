@@ -45,12 +45,12 @@ class ShardedState(StateCodec):
         return ShardWriter(self._mesh.get_rank())
 
     def fit_model(self, model: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return weights sharded as those of the model are, also if they were saved whole."""
+        """Return weights sharded like the model's, also if they were saved unsharded."""
         own = model.state_dict()
         return {name: self._like(own.get(name), value) for name, value in weights.items()}
 
     def fit_optimizer(self, optimizer: Optimizer, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the state of each parameter sharded as that is, also if it was saved whole."""
+        """Return the state sharded like the parameters, also if it was saved unsharded."""
         parameters = dict(enumerate(parameters_of(optimizer)))
         per_parameter = {
             index: {name: self._like(parameters.get(index), value) for name, value in entries.items()}
@@ -59,7 +59,7 @@ class ShardedState(StateCodec):
         return {**state, "state": per_parameter}
 
     def gradients(self, models: Sequence[nn.Module]) -> dict[str, Tensor]:
-        """Return gradients that are sharded, and those of this rank that are still to be averaged over all."""
+        """Return the sharded gradients, and this rank's gradients that are still to be averaged over all."""
         inner = _fsdp_parameters(models)
         found = super().gradients(models)
         for name, parameter in inner.items():
@@ -78,7 +78,7 @@ class ShardedState(StateCodec):
                 _set_unreduced(inner[name], None if own is None else own.to(self._mesh.device_type, copy=True))
 
     def _read(self, stored: StoredTensor) -> Tensor:
-        """Return this rank's part of a stored tensor as a DTensor; a whole tensor if it was one rank's own."""
+        """Return this rank's shard of a stored tensor as a DTensor; a plain tensor if it belonged to one rank."""
         if stored.placement == OWN:
             return stored.read()
         if stored.placement == REPLICATED:
@@ -101,7 +101,7 @@ class ShardedState(StateCodec):
         )
 
     def _like(self, template: Any, value: Any) -> Any:
-        """Return a whole tensor sharded as its template; one of another shape, such as a factor, on every rank."""
+        """Return a tensor sharded like its template; one of another shape, such as a factor, is replicated."""
         if not (isinstance(template, DTensor) and _is_whole(value)) or value.dim() == 0:
             return value
         placements = list(template.placements) if value.shape == template.shape else [Replicate()]
@@ -109,14 +109,14 @@ class ShardedState(StateCodec):
 
 
 class ShardWriter:
-    """Tensors taken out of the state of a checkpoint, each written by the ranks that have parts of it."""
+    """Tensors taken out of the state of a checkpoint, each written by the ranks that hold its shards."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._tensors: dict[str, Tensor] = {}
 
     def take(self, value: Any, place: str) -> Any:
-        """Return nested values with marks in place of the tensors that ranks share, and keep those."""
+        """Return nested values with marks in place of DTensors, and keep the tensors."""
         if not isinstance(value, DTensor):
             return map_plain(lambda key, one: self.take(one, f"{place}.{key}"), value)
         (placement,) = value.placements
@@ -127,7 +127,7 @@ class ShardWriter:
         return mark_of(place, getattr(placement, "dim", REPLICATED))
 
     def take_own(self, value: Any, place: str) -> Any:
-        """Return nested values with marks in place of all tensors, which differ between ranks, and keep those."""
+        """Return nested values with marks in place of all tensors, which differ between ranks; keep the tensors."""
         if isinstance(value, DTensor):
             return self.take(value, place)
         if not isinstance(value, Tensor):
@@ -150,10 +150,10 @@ class ShardWriter:
 
 
 class _IndexedWriter(FileSystemWriter):
-    """Adds the index in JSON, and leaves out the path of the folder."""
+    """Adds an index in JSON, and does not store the path of the folder."""
 
     def storage_meta(self) -> described.StorageMeta | None:
-        """Return nothing: the folder gets another name when the checkpoint is complete."""
+        """Return empty metadata: the folder is renamed when the checkpoint is complete."""
         return described.StorageMeta()
 
     def finish(self, metadata: described.Metadata, results: list[list[Any]]) -> None:
@@ -167,7 +167,7 @@ class _IndexedWriter(FileSystemWriter):
 def _index_entry(key: str, entry: Any, stored: Mapping[tuple[str, Any], Any]) -> dict[str, Any]:
     chunks = []
     for chunk in entry.chunks:
-        if math.prod(chunk.sizes):  # else of a rank for which nothing was left
+        if math.prod(chunk.sizes):  # empty on a rank for which nothing was left
             piece = stored[key, chunk.offsets]
             place = {"file": piece.relative_path, "begin": piece.offset, "length": piece.length}
             chunks.append({"offsets": list(chunk.offsets), "sizes": list(chunk.sizes), **place})
@@ -179,7 +179,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _fsdp_parameters(models: Sequence[nn.Module]) -> dict[str, Any]:
-    """Free whole weights, and return FSDP's objects of parameters, the only way to gradients not averaged yet."""
+    """Reshard the models, and return FSDP's parameter objects: only they hold gradients that are not averaged yet."""
     modules = [module for model in models for module in model.modules() if isinstance(module, FSDPModule)]
     for module in modules:
         module.reshard()
@@ -192,7 +192,7 @@ def _fsdp_parameters(models: Sequence[nn.Module]) -> dict[str, Any]:
                 found[names[id(inner.sharded_param)]] = inner
     except AttributeError as error:
         raise errors.InternalException(
-            f"torch {torch.__version__} keeps gradients between aggregated steps in another place than is known "
+            f"torch {torch.__version__} keeps gradients between aggregated steps in an unknown place "
             f"({error}); use aggregation_frequency=1 with use_fsdp(), or another version of torch."
         ) from error
     return found

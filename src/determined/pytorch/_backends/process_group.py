@@ -48,7 +48,7 @@ def _ranks_of_group() -> DistributedContext:
     if not _has_group():
         return DistributedContext.single()
     if "LOCAL_RANK" in os.environ:
-        _use_device(int(os.environ["LOCAL_RANK"]))  # before objects are exchanged by nccl
+        _use_device(int(os.environ["LOCAL_RANK"]))  # before nccl exchanges objects
     return DistributedContext.from_torch_distributed()
 
 
@@ -68,17 +68,17 @@ def _process_group() -> Iterator[None]:
     timeout = datetime.timedelta(seconds=timeout_seconds())
     store, rank, size = _narrow_store(timeout) or next(rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
-    # A prefix for each group of a program: the store still has the addresses of the group before.
+    # A prefix for each group of a program: the store still holds the addresses of the previous group.
     store = dist.distributed_c10d.PrefixStore(f"determined-{next(_group_numbers)}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     if "DET_LAUNCH_COMMAND" in os.environ:
-        sys.excepthook = hook  # torch's names the rank on every line of a traceback, as our launcher does already
+        sys.excepthook = hook  # torch's hook prefixes each line of a traceback with the rank, as our launcher does
     failed = True
     try:
         yield
         failed = False
     except SystemExit as leaving:
-        # How a stop by a signal ends a run; a lower status is that of a failure here or elsewhere.
+        # Above 128: a signal stopped the run. Other codes are those of a failure, here or on another rank.
         failed = leaving.code not in (None, 0) and not (isinstance(leaving.code, int) and leaving.code > 128)
         raise
     finally:
@@ -90,15 +90,15 @@ def _leave_group(failed: bool) -> None:
     """Take the process group down; after a failure without waiting for the other ranks, which may never answer."""
     if not failed:
         dist.destroy_process_group()
-    elif "nccl" in dist.get_backend():  # else torch warns at the end of the process that nobody destroyed the group
+    elif "nccl" in dist.get_backend():  # otherwise torch warns at exit that the group was not destroyed
         dist.distributed_c10d._abort_process_group()
 
 
 def _narrow_store(timeout: datetime.timedelta) -> tuple[Any, int, int] | None:
-    """Return the store that this rank serves, at no other address than the one by which the ranks reach it.
+    """Return the store that this rank serves, listening only at the address that the ranks use.
 
-    None where ranks may be on other machines, where another process serves it, and where the address is not known here:
-    then torch decides, whose stores listen on all interfaces.
+    Returns None if ranks may be on other machines, if another process serves the store, or if the address is not local:
+    then torch creates the store, which listens on all interfaces.
     """
     variables = os.environ
     size, is_served = variables.get("WORLD_SIZE", ""), variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -1,7 +1,7 @@
-"""Read tensors that several ranks wrote in parts, into a folder beside the state of a checkpoint.
+"""Reads tensors that several ranks wrote in parts, into a subfolder of a checkpoint.
 
-The files are those of `torch.distributed.checkpoint`. Its own description of them is a pickle, for torch's tools; only
-the index in JSON is read here, since unpickling could run code of whoever wrote the checkpoint.
+The files have the format of `torch.distributed.checkpoint`. Its metadata is a pickle, for torch's tools; only the JSON
+index is read here, because unpickling could run code from the checkpoint.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StoredTensor(NamedTuple):
     size: tuple[int, ...]
     chunks: tuple[Chunk, ...]
     placement: int | str = OWN
-    """The dimension along which ranks shared it; or that it was `REPLICATED` on all, or of one rank's `OWN`."""
+    """The dimension along which it was sharded; or `REPLICATED` on all ranks; or `OWN` for a tensor of one rank."""
 
     def read(self, dim: int = 0, begin: int = 0, end: int | None = None) -> Tensor:
         """Return the tensor, or its part from `begin` to `end` along a dimension, on the CPU."""
@@ -82,7 +82,7 @@ class StoredTensor(NamedTuple):
 
 
 def check_unpacked_size(file: IO[bytes]) -> None:
-    """Refuse an archive that would fill the memory with more than its file holds: `torch.save` does not compress."""
+    """Raise for an archive that unpacks to more than its size: `torch.save` does not compress."""
     if zipfile.is_zipfile(file):
         unpacked = sum(entry.file_size for entry in zipfile.ZipFile(file).infolist())
         if unpacked > (held := file.seek(0, io.SEEK_END)):
@@ -91,7 +91,7 @@ def check_unpacked_size(file: IO[bytes]) -> None:
 
 
 def mark_of(key: str, placement: int | str) -> dict[str, Any]:
-    """Return what stands in the file of a state for a tensor that is stored beside it."""
+    """Return the entry that replaces a stored tensor in the file of a state."""
     return {_MARK: [key, placement]}
 
 
@@ -122,12 +122,12 @@ def _reference(mark: Any, index: Mapping[str, StoredTensor]) -> StoredTensor:
     tensor, placement = index[mark[0]], mark[1]
     is_dimension = type(placement) is int and 0 <= placement < len(tensor.size)
     if placement not in (REPLICATED, OWN) and not is_dimension:
-        raise ValueError(f"{mark!r} does not tell how ranks share a tensor")
+        raise ValueError(f"{mark!r} does not hold a valid placement of a tensor")
     return tensor._replace(placement=placement)
 
 
 def _read_index(folder: pathlib.Path) -> dict[str, StoredTensor]:
-    """Return the tensors in a folder by their keys; raises `ValueError` for an index that no training has written."""
+    """Return the tensors in a folder by their keys; raises `ValueError` for an invalid index."""
     data = storage.read_json(folder / INDEX_FILE)
     if data.get("format") != INDEX_FORMAT or not isinstance(data.get("tensors"), dict):
         raise ValueError(f"{INDEX_FILE} is not an index of format {INDEX_FORMAT}")
@@ -153,7 +153,7 @@ def _chunk(folder: pathlib.Path, entry: Mapping[str, Any]) -> Chunk:
 
 
 def _check_chunks(tensor: StoredTensor) -> None:
-    """Refuse chunks that do not make up a tensor, or of which small files would fill a large memory."""
+    """Raise for chunks that do not make up a tensor, or that are larger than their bytes in the file."""
     for chunk in tensor.chunks:
         ends = [offset + size for offset, size in zip(chunk.offsets, chunk.sizes, strict=True)]
         if len(ends) != len(tensor.size) or any(end > size for end, size in zip(ends, tensor.size, strict=True)):

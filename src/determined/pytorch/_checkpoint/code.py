@@ -108,7 +108,7 @@ def copy_program(root: pathlib.Path, files: Iterable[pathlib.Path], target: path
                 shutil.copyfile(root / path, target / path)
             else:
                 (target / path).write_bytes(masked)
-        except (FileNotFoundError, PermissionError, ValueError) as error:  # no reason to lose the training
+        except (FileNotFoundError, PermissionError, ValueError) as error:  # not worth losing the training for
             logger.warning("The checkpoint leaves out %s of the program: %s.", path, error)
 
 
@@ -120,7 +120,7 @@ def _import_root(name: str, file: pathlib.Path) -> pathlib.Path:
 
 def _git_root(folder: pathlib.Path) -> pathlib.Path | None:
     """Return the top of the git repository that tracks something in a folder."""
-    if not _tracked(folder):  # as in a home folder whose settings are in git, but not this program
+    if not _tracked(folder):  # for example, a home folder whose dotfiles are in git, but not this program
         return None
     top = pathlib.Path(os.fsdecode(_git("rev-parse", "--show-toplevel", folder=folder)).rstrip("\n"))
     return top if folder.is_relative_to(top) else None
@@ -154,14 +154,14 @@ def _import_folders(root: pathlib.Path) -> list[pathlib.Path]:
     """Return the folders below `root` from which the program's modules were imported, in the order of `sys.path`."""
     used = {_import_root(name, file) for name, file in _imported(root).items()}
     entries = dict.fromkeys(pathlib.Path(entry).resolve() for entry in sys.path if os.path.isdir(entry or "."))
-    # The root of a package may lie above, where the working folder is one of the package's own.
+    # The root of a package may be above `root`, if the working folder is inside the package.
     return [entry for entry in entries if entry in used and entry.is_relative_to(root)]
 
 
 def _imported(root: pathlib.Path) -> dict[str, pathlib.Path]:
     """Return the files of the program's imported modules below a folder, by the names of the modules."""
     belongs = _membership(root)
-    # Most of some thousand modules are installed ones: their names tell, before any path is resolved.
+    # Most of the thousands of modules are installed: skip them by their paths, before any path is resolved.
     foreign = tuple(f"{folder}{os.sep}" for folder in _foreign_folders(root))
     found: dict[str, pathlib.Path] = {}
     for name, module in list(sys.modules.items()):
@@ -184,7 +184,7 @@ def _foreign_folders(root: pathlib.Path, left_out: Iterable[pathlib.Path] = ()) 
 
 
 def _membership(root: pathlib.Path, left_out: Iterable[pathlib.Path] = ()) -> Callable[[pathlib.Path], bool]:
-    """Return a function that tells of a folder, given relative to `root`, whether its files are the program's."""
+    """Return a function of a folder, relative to `root`, that returns whether its files belong to the program."""
     foreign = _foreign_folders(root, left_out)
 
     @functools.cache

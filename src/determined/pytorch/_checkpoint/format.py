@@ -55,7 +55,7 @@ def existing_folder(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def rules_of(trial_class: type, fresh: Mapping[str, Any]) -> objects.Rules:
-    """Return which classes a checkpoint may hold for a trial that holds these entries of a state before it loads any.
+    """Return which classes a checkpoint may hold for a trial whose state holds `fresh` before it loads anything.
 
     Raises `InvalidExperimentException` if they hold what cannot be saved.
     """
@@ -92,7 +92,7 @@ def read(folder: pathlib.Path, **options: Any) -> dict[str, Any]:
     """Return the state in a checkpoint's folder, also of one that Determined wrote.
 
     Objects of other classes are still plain data, until `objects.decode` makes them.
-    `options` are those of `torch.load`; without them, tensors are loaded to the CPU, and nothing but data.
+    `options` are passed to `torch.load`. By default, only data is loaded, with tensors on the CPU.
     """
     path = folder / STATE_FILE
     if not path.is_file():
@@ -102,13 +102,13 @@ def read(folder: pathlib.Path, **options: Any) -> dict[str, Any]:
         )
     is_legacy = legacy.is_legacy(folder)
     load = legacy.load_state if is_legacy else torch.load
-    # Mapped into memory, a file that was just verified need not be read and copied again.
+    # Memory-mapped: a file that was just verified need not be read and copied again.
     loading: dict[str, Any] = {"map_location": "cpu", "weights_only": True, "mmap": not is_legacy} | options
     try:
         with path.open("rb") as file:
             check_unpacked_size(file)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # those of torch are about what a forged file names
+            warnings.simplefilter("ignore")  # torch warns about what a forged file names
             state = objects.with_arrays(load(path, **loading))
     except Exception as error:  # torch raises anything for files that are damaged, or that hold more than data
         raise errors.InvalidCheckpointException(f"{path} cannot be read: {error}") from error
@@ -123,9 +123,9 @@ def read(folder: pathlib.Path, **options: Any) -> dict[str, Any]:
 
 
 def verify(folder: pathlib.Path, *, with_code: bool = True) -> None:
-    """Raise `InvalidCheckpointException` unless a checkpoint is as it was saved; Determined left no way to tell.
+    """Raise `InvalidCheckpointException` unless a checkpoint is as it was saved; those of Determined have no checksums.
 
-    The program's files are left out without `with_code`.
+    Without `with_code`, the program's files are not checked.
     """
     if (folder / storage.MANIFEST_FILE).exists() or not legacy.is_legacy(folder):
         storage.Manifest.read(folder).verify(folder, except_below=None if with_code else CODE_FOLDER)
@@ -133,14 +133,14 @@ def verify(folder: pathlib.Path, *, with_code: bool = True) -> None:
 
 @contextlib.contextmanager
 def reading(folder: pathlib.Path) -> Iterator[None]:
-    """Raise `InvalidCheckpointException` for a state, in the folder of a checkpoint, that has not the right form."""
+    """Raise `InvalidCheckpointException` inside the block for a state that does not have the right form."""
     try:
         yield
-    except errors.InvalidCheckpointException:  # says more
+    except errors.InvalidCheckpointException:  # it has the better message
         raise
     except (TypeError, AttributeError, ValueError, LookupError, OverflowError, RuntimeError) as error:
         raise errors.InvalidCheckpointException(
-            f"The checkpoint in {folder} holds a state that no training has saved ({type(error).__name__}: {error}); "
+            f"The checkpoint in {folder} holds a state that fit() did not save ({type(error).__name__}: {error}); "
             "use another one."
         ) from error
 
@@ -156,7 +156,7 @@ def metadata(steps_completed: int) -> dict[str, Any]:
 
 
 def run_description(context: PyTorchTrialContext, trial_class: type) -> dict[str, Any]:
-    """Return what tells a run from others: its program, hyperparameters and config, without secrets."""
+    """Return what distinguishes a run from others: its program, hyperparameters and config, without secrets."""
     return {
         "program": identity.program_path(),
         "trial_cls_spec": f"{code.import_name(trial_class.__module__)}:{trial_class.__qualname__}",

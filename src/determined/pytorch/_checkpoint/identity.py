@@ -66,7 +66,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    # As they come back from the file of a description.
+    # As the JSON file of a description returns them.
     stored = [json.loads(json.dumps(side, default=str)) for side in (there, here)]
     before, now = (dict(_leaves(side)) for side in stored)
     for name in before | now:
@@ -81,5 +81,5 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         for key, one in value.items():
             yield from _leaves(one, f"{name}.{key}" if name else key)
     else:
-        # An object that JSON has no form for is stored as its str(), whose address means nothing.
+        # JSON stores other objects as their str(), which may contain an address.
         yield name, _ADDRESS.sub("", json.dumps(value))

@@ -1,4 +1,4 @@
-"""Objects of other classes in a state: plain data in the file, objects again where the program may hold such ones.
+"""Objects in a state: stored as plain data, and made into objects again where the program may hold their classes.
 
 A checkpoint holds tensors and plain values only, so that `torch.load(weights_only=True)` reads it. An object is stored
 as what its `__reduce_ex__` returns: the name of its class, arguments, state and entries. `Rules` decide which names
@@ -42,10 +42,10 @@ _PLAIN = frozenset(
 )
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
 _BLOCKED_MODULES = ("builtins", "os", "posix", "nt", "sys", "subprocess")
-"""Modules whose functions make no objects: with `getattr`, as of a bound method, a name would reach anything."""
+"""Modules whose functions must not make objects: with `getattr`, which pickles bound methods, any name is in reach."""
 
 _HARMLESS_VALUES = (bool, int, float, complex, str, bytes, object)
-"""Classes that a state may name, as the factory of a defaultdict, but that make no objects: they could fill memory."""
+"""Classes that a state may name, as a defaultdict factory, but not instantiate: they could fill the memory."""
 _HARMLESS = (
     *(set, frozenset, dict, list, tuple, slice),
     *(collections.OrderedDict, collections.defaultdict, collections.deque, collections.Counter),
@@ -60,7 +60,7 @@ class Use(enum.Enum):
     """What a name in a state stands for."""
 
     VALUE = "a reference to"
-    NEW = "an instance of"  # made without its constructor, as `__reduce_ex__` usually asks
+    NEW = "an instance of"  # made without calling its constructor, the usual result of `__reduce_ex__`
     CALL = "a result of"
 
 
@@ -130,7 +130,7 @@ class Encoder:
         return self._reduced(value, place)
 
     def _reduced(self, value: Any, place: Place) -> dict[str, Any]:
-        """Return what `__reduce_ex__` tells of an object, as plain data."""
+        """Return what `__reduce_ex__` returns for an object, as plain data."""
         kind = type(value)
         try:
             reducer: Callable[[Any], Any] | None = copyreg.dispatch_table.get(kind)
@@ -162,7 +162,7 @@ class Encoder:
         """Return the name of a class or function, and list it; refuse one that its name does not lead to."""
         module = getattr(target, "__module__", None) or type(target).__module__
         if module == "torch" and vars(torch).get(name := qualname.rpartition(".")[2]) is target:
-            qualname = name  # torch.relu says that it is in a class that torch does not have
+            qualname = name  # the __qualname__ of torch.relu names a class that torch does not have
         try:
             found: Any = functools.reduce(getattr, qualname.split("."), sys.modules[module])
         except (KeyError, AttributeError):
@@ -181,15 +181,15 @@ def _is_plain_key(key: Any) -> bool:
 
 
 def _part_place(place: Place, name: str, part: Any) -> Place:
-    """Return the place of a part of an object: for its attributes, that of the object."""
+    """Return the place of a part of an object; attributes have the place of the object itself."""
     return place if name == "state" and isinstance(part, dict) else (*place, name)
 
 
 def _refusal(place: Place, what: str) -> errors.InvalidExperimentException:
     return errors.InvalidExperimentException(
         f"The checkpoint would hold, under {'.'.join(place)}, what cannot be loaded safely: {what}. Plain values, "
-        "containers, arrays, tensors, functions of modules and instances of their classes can. Convert the rest in "
-        "state_dict() or on_checkpoint_save_start()."
+        "containers, arrays, tensors, and functions and instances of classes defined in modules can be. Convert the "
+        "rest in state_dict() or on_checkpoint_save_start()."
     )
 
 
@@ -242,14 +242,14 @@ class Rules:
 
 
 def _safe_globals() -> dict[str, Any]:
-    """Return what the program has told torch to trust, by name."""
+    """Return the classes and functions that the program added to torch's safe globals, by name."""
     given: list[Any] = torch.serialization.get_safe_globals()
     named = (one if isinstance(one, tuple) else (one, name_of(one)) for one in given)
     return {name: target for target, name in named}
 
 
 _OF_PYTHON = (types.NoneType, types.MethodDescriptorType, types.WrapperDescriptorType)
-"""Types of methods that a class does not have, or has from a class that is built into Python."""
+"""Types of methods that are missing, or inherited from a class that is built into Python."""
 
 
 def _runs_no_code(kind: type, use: Use) -> bool:
@@ -298,7 +298,7 @@ def _made(entry: Any, rules: Rules, place: Place) -> Any:
         )
         made = make.__new__(make, *(args or ()), **(kwargs or {})) if entry["new"] else make(*(args or ()))
         if isinstance(made, enum.Enum):
-            return made  # one for the whole program, which no checkpoint may change
+            return made  # shared by the whole program, so a checkpoint must not change it
         if items:
             made.extend(items)
         for key, one in pairs or ():

@@ -76,7 +76,7 @@ class _Functions(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Data:
-    """The position in the training data, with which epochs are counted."""
+    """The position in the training data, from which epochs are counted."""
 
     context: PyTorchTrialContext
     stream: Stream
@@ -96,7 +96,7 @@ class _Data:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Epochs:
-    """The number of epochs: derived from that of batches, and saved to notice data of another length."""
+    """The epochs trained: derived from the batches, and saved to notice when the data has another length."""
 
     progress: Progress
 
@@ -109,14 +109,14 @@ class _Epochs:
             warnings.warn(
                 f"The checkpoint holds {saved} epochs in {progress.batches_trained} batches, but with "
                 f"{progress.epochs.length} batches an epoch there are {progress.epochs_trained}: the training data has "
-                "another length now, so it goes on at another place. Use the same data and batch size to continue "
-                "exactly.",
+                "another length now, so training continues at another position. Use the same data and batch size to "
+                "continue exactly.",
                 stacklevel=2,
             )
 
 
 class _Environment:
-    """What the last bits of results depend on besides the state."""
+    """What the last bits of results depend on, apart from the state."""
 
     def state_dict(self) -> dict[str, Any]:
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
@@ -127,8 +127,8 @@ class _Environment:
         for name, before in saved.items():
             if before != now.get(name):
                 warnings.warn(
-                    f"The checkpoint was saved with {name} {before}; training goes on with {now.get(name)}: the "
-                    "results can differ in their last bits from those of a run without a break.",
+                    f"The checkpoint was saved with {name} {before}; training continues with {now.get(name)}, "
+                    "so results can differ in their last bits from an uninterrupted run.",
                     stacklevel=2,
                 )
 
@@ -162,7 +162,7 @@ class _Each:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Gradients:
-    """Gradients that outlive the batch, as those between aggregated steps do."""
+    """Gradients that are kept after a batch, as between aggregated steps."""
 
     context: PyTorchTrialContext
 
@@ -182,7 +182,7 @@ class _Gradients:
 
 
 def _mean(tensors: Sequence[Tensor]) -> Tensor:
-    # One that ranks share is the same for all of them.
+    # Ranks that share a gradient hold the same tensor object.
     return tensors[0] if all(one is tensors[0] for one in tensors) else torch.stack(list(tensors)).mean(0)
 
 
@@ -199,7 +199,7 @@ class _Generators:
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         if state is not None:
             rng.set_state(state)
-        else:  # this rank was not there
+        else:  # the checkpoint was saved without this rank
             rank, batches = self.context.distributed.rank, self.progress.batches_trained
             rng.seed_all(rng.derive(self.context.trial_seed, rank, batches))
 
@@ -208,9 +208,9 @@ class _Generators:
         return per_rank[rank] if rank < len(per_rank) else None
 
     def seed(self) -> None:
-        """Give each rank random numbers of its own, once; until here all ranks draw the same, as for splitting data.
+        """Seed each rank differently, once. Until now all ranks draw the same numbers, for example to split data.
 
-        A program that seeds its ranks by itself is left alone. All ranks must call this.
+        Does nothing if the program has seeded its ranks differently. All ranks must call this.
         """
         context = self.context
         if context.has_own_random_numbers:
@@ -254,10 +254,10 @@ def _load_model(codec: StateCodec, model: nn.Module, weights: Mapping[str, Any])
 
 
 def _load_optimizer(codec: StateCodec, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Load the state of an optimizer, whether or not its parameters are spread over ranks as they were."""
+    """Load the state of an optimizer, also if its parameters were sharded differently when it was saved."""
     fitting = dict(codec.fit_optimizer(optimizer, state))
     if isinstance(saved := fitting.get("param_groups"), list) and len(saved) == len(optimizer.param_groups):
-        # How an optimizer steps is the business of this run, not of the one that saved.
+        # This run decides how its optimizers step, not the run that saved them.
         pairs = zip(saved, optimizer.param_groups, strict=True)
         fitting["param_groups"] = [group | kept_settings(own) for group, own in pairs]
     optimizer.load_state_dict(fitting)

@@ -27,7 +27,7 @@ CHECKPOINT_VARIABLE = "DET_LATEST_CHECKPOINT"
 """Environment variable: the checkpoint to continue from, in place of what the program passes to `fit`."""
 
 LATEST = "latest"
-"""What to pass as `latest_checkpoint` for the newest intact checkpoint of a run that this one continues."""
+"""The `latest_checkpoint` that stands for the newest intact checkpoint of a run that this one continues."""
 
 
 def find(context: PyTorchTrialContext, trial_class: type, checkpoint: str | os.PathLike[str] | None) -> Saved | None:
@@ -103,7 +103,7 @@ def is_of_another_trial(services: Context, saved: Saved) -> bool:
 
 
 def steps_to_resume(services: Context) -> int:
-    """Return the batches of the checkpoint that the runner or the environment names to go on from; 0 without one.
+    """Return the batches trained in the checkpoint that the runner or the environment names; 0 if neither names one.
 
     Only its metadata is read. A checkpoint that is damaged is reported when it is loaded.
     """
@@ -120,11 +120,11 @@ def steps_to_resume(services: Context) -> int:
 
 
 def _find(services: Context, given: str, description: Mapping[str, Any] | None) -> Saved | None:
-    """Return a checkpoint; `description` is what one of this run would say of the run."""
+    """Return the checkpoint of an id, a path or "latest"; `description` describes this run."""
     if given == LATEST:
         return _newest_intact(services, description=description)
     if services.info is not None and given == services.info.latest_checkpoint:
-        # A trial that its runner starts again goes on by itself, from an older one if it must.
+        # A trial that its runner restarts falls back to an older checkpoint if it must.
         return _newest_intact(services, given)
     folder = _folder_of(services, given)
     return _named(folder.resolve().name, folder, description)
@@ -155,7 +155,7 @@ def _named(uuid: str, folder: pathlib.Path, description: Mapping[str, Any] | Non
 def _newest_intact(
     services: Context, first: str | None = None, description: Mapping[str, Any] | None = None
 ) -> Saved | None:
-    """Return the newest checkpoint that can be read, trying `first` before all; warn of those that cannot.
+    """Return the newest checkpoint that can be read, trying `first` first; warn about those that cannot.
 
     With a description, only checkpoints of runs that this one continues count.
     """
@@ -169,7 +169,7 @@ def _newest_intact(
         try:
             return _read(uuid, folder or services.checkpoint.store.path(uuid))
         except errors.InvalidCheckpointException as error:
-            warnings.warn(f"Checkpoint {uuid} is passed over for an older one: {error}", stacklevel=2)
+            warnings.warn(f"Checkpoint {uuid} is skipped in favour of an older one: {error}", stacklevel=2)
     if first is not None:
         raise errors.InvalidCheckpointException(
             f"Neither checkpoint {first} nor one before it can be read; start the trial again without a checkpoint."
@@ -181,21 +181,21 @@ def _newest_intact(
 def _continued(
     checkpoints: list[tracking.CheckpointRecord], description: Mapping[str, Any]
 ) -> list[tracking.CheckpointRecord]:
-    """Return those of runs that were described alike; if there are only others, warn how the newest one differs."""
+    """Return the checkpoints of runs with the same description; warn how the newest one differs if there are none."""
     by_trial: dict[int, list[str]] = {}
     for one in checkpoints:
         if one.trial_id in by_trial:
             continue
         if (there := identity.read_description(pathlib.Path(one.path))) is not None:
             by_trial[one.trial_id] = identity.differences(there, description)
-    # One without a description is damaged, or of an earlier version: reading it will tell.
+    # One without a description is damaged or of an earlier version; reading it shows which.
     alike = [one for one in checkpoints if not by_trial.get(one.trial_id)]
     if checkpoints and not alike:
         newest = checkpoints[0]
         warnings.warn(
-            f"The latest checkpoint, {newest.uuid} of trial {newest.trial_id}, is of another run "
+            f"The latest checkpoint, {newest.uuid} of trial {newest.trial_id}, belongs to a different run "
             f"({identity.enumerated(by_trial[newest.trial_id])}), so training starts from the beginning. To continue "
-            f"from it all the same, pass latest_checkpoint={newest.uuid!r}.",
+            f"from it anyway, pass latest_checkpoint={newest.uuid!r}.",
             stacklevel=2,
         )
     return alike
@@ -206,7 +206,7 @@ def _read(uuid: str, folder: pathlib.Path) -> Saved:
     state = checkpoint_format.read(folder)
     if missing := [key for key in ("loop", "rng_state") if key not in state]:
         raise errors.InvalidCheckpointException(
-            f"The checkpoint in {folder} lacks {' and '.join(missing)}, without which training cannot go on; its "
+            f"The checkpoint in {folder} lacks {' and '.join(missing)}, without which training cannot continue; its "
             "models can be used with pytorch.load_trial_from_checkpoint_path()."
         )
     with checkpoint_format.reading(folder):

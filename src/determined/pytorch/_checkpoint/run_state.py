@@ -25,11 +25,11 @@ ABSENT: Any = object()
 
 
 Scope = Literal["shared", "per_rank"]
-"""Whether all ranks have the same state, of which the chief's is saved, or each has its own and gets it back."""
+"""Whether all ranks have the same state, so that the chief's is saved, or each rank saves and restores its own."""
 
 
 class Stateful(Protocol):
-    """Something with a state. What `state_dict` returns is what `load_state_dict` takes."""
+    """An object with a state: `load_state_dict` takes what `state_dict` returned."""
 
     def state_dict(self) -> Any: ...
 
@@ -38,22 +38,22 @@ class Stateful(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
-    """A named part of a run's state: who has it, whether each rank has its own, and where a checkpoint keeps it."""
+    """A named part of a run's state: its owner, its scope, and where a checkpoint keeps it."""
 
     name: str
     owner: Stateful
     scope: Scope = "shared"
     _: dataclasses.KW_ONLY
     place: tuple[str, ...] = ()
-    """Keys of a shared part in a checkpoint, from the outside in; none if its state are entries of the checkpoint."""
+    """Keys of a shared part in a checkpoint, outermost first; empty if its entries are entries of the checkpoint."""
     missing: Any = ABSENT
-    """What to load where a checkpoint does not hold the part; nothing is loaded for `ABSENT`."""
+    """What to load if a checkpoint does not hold the part; with `ABSENT`, nothing is loaded."""
     merge: Callable[[Sequence[Any]], Any] = lambda values: values[0]
-    """Returns what a rank loads of the values that another number of ranks saved."""
+    """Returns what each rank loads if another number of ranks saved these values."""
     sharded: bool = False
     """Whether a checkpoint of sharded models keeps the tensors of each rank in a file of that rank."""
     runs_program: bool = False
-    """Whether loading calls the program, which gets its own errors as they are."""
+    """Whether loading calls code of the program, whose errors are raised unchanged."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class RunState:
     def state_dict(self, shards: ShardWriter | None) -> dict[str, Any]:
         """Return the state as a checkpoint holds it; the parts of each rank on the chief alone. All ranks must call it.
 
-        `shards` takes the tensors that would be too much for the chief to hold for all ranks.
+        `shards` takes the tensors that are too large for the chief to hold for all ranks.
         """
         own = {part.name: part.owner.state_dict() for part in self.parts if part.scope == "per_rank"}
         if shards is not None:
@@ -119,14 +119,14 @@ class RunState:
                 part.owner.load_state_dict(state)
 
     def _rank_state(self, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parts of this rank; of a checkpoint of another number of ranks, what they merge to."""
+        """Return the parts of this rank; if another number of ranks saved them, merged parts."""
         per_rank = rank_states(saved)
         if len(per_rank) == self.ranks.size:
             return per_rank[self.ranks.rank]
         if self.ranks.is_chief:
             logger.warning(
-                "The checkpoint was saved by %d processes, and %d go on: the data continues where it was, but sums "
-                "over ranks and random numbers are others than in a run without a break.",
+                "The checkpoint was saved by %d processes, and %d continue: the data continues at its position, but "
+                "sums over ranks and random numbers differ from an uninterrupted run.",
                 len(per_rank),
                 self.ranks.size,
             )
@@ -172,13 +172,13 @@ def rank_states(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     chief = {name: loop[name] for name in ("data", "window", "reducers") if name in loop}
     per_rank = [chief | {"gradients": state.get("gradients", {})}, *map(dict, loop.get("others", []))]
     generators = state["rng_state"] if isinstance(state["rng_state"], list) else [state["rng_state"]]
-    for one, generator in zip(per_rank, generators, strict=False):  # Determined saved those of the chief alone
+    for one, generator in zip(per_rank, generators, strict=False):  # Determined saved only the chief's
         one["rng"] = generator
     return per_rank
 
 
 def check(loop: Mapping[str, Any]) -> None:
-    """Raise `ValueError` or `LookupError` for counts that are not counts and for parts that are missing."""
+    """Raise `ValueError` or `LookupError` for invalid counts and missing parts."""
     progress = loop["progress"]
     _check_count("batches_trained", progress["batches_trained"])
     _check_count("epochs_trained", progress.get("epochs_trained", 0))  # some versions of Determined saved none

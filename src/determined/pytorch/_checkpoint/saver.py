@@ -33,7 +33,7 @@ ProgramFiles = tuple[code.Program, list[pathlib.Path]]
 
 @dataclasses.dataclass
 class Saver:
-    """Saves the state of a run, on a thread beside the training where no callback must see the files first."""
+    """Saves the state of a run, in a background thread unless a callback has a hook that runs after the write."""
 
     trial_class: type
     context: PyTorchTrialContext
@@ -41,7 +41,7 @@ class Saver:
     progress: Progress
     run_state: RunState
     rules: objects.Rules
-    """What a resume loads."""
+    """Which classes a resume would load."""
     show: Callable[[str], None]
     """Called with the id of each checkpoint that is complete."""
     latest: str | None
@@ -56,13 +56,13 @@ class Saver:
         wants = any(self.callbacks.wants(hook) for hook in _HOOKS_AFTER_WRITE)
         self._waits = any(self.context.distributed.allgather(wants))
 
-    @rng.set_aside()  # what hooks draw here, a run that goes on from the checkpoint does not draw
+    @rng.set_aside()  # a run that continues from the checkpoint does not run these hooks
     def save(self) -> None:
         """Take a snapshot of the run and begin to write it; `wait` must come before. All ranks must call this.
 
-        Where a callback has a hook that comes after the write, this waits for the write too.
+        If a callback has a hook that runs after the write, this also waits for the write.
         """
-        program = self._program  # found on this thread: git must not be started while another forks workers
+        program = self._program  # found on this thread: git must not start while another thread forks workers
         self.progress.last_ckpt = self.progress.batches_trained
         shards = self.context.backend.codec.shards()
         if shards is not None:
@@ -84,7 +84,7 @@ class Saver:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the checkpoint that this rank writes is complete; raises what went wrong with it."""
+        """Wait until the checkpoint that this rank writes is complete; raises the error of a failed write."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()

@@ -1,4 +1,4 @@
-"""A copy of a training's state in host memory, taken while training waits and written while it goes on."""
+"""A copy of the training state in host memory, taken while training waits and written while it continues."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ Key = tuple[Any, ...]
 
 
 class HostCopier:
-    """Copies states into buffers that are kept from one copy to the next: one copy of the state on the host.
+    """Copies states into buffers that are reused for the next copy, so the host holds one copy of the state.
 
-    On a GPU the buffers are pinned and filled by a stream beside that of the training, which waits for the copies
-    on the device; the host does not. `ready` must be called before a copy is read, and a copy must not be read
-    any more when the next one is taken.
+    On a GPU the buffers are pinned and filled on a stream of their own. The training stream waits for the copies; the
+    host does not. Call `ready` before reading a copy, and do not read it any more when the next one is taken.
     """
 
     def __init__(self) -> None:
@@ -30,13 +29,13 @@ class HostCopier:
         self._done: list[torch.cuda.Event] = []
 
     def copy(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a state that nothing which is done to the given one changes."""
+        """Return a copy of a state that shares no memory with it."""
         self._fresh, self._copied = {}, {}
         try:
             copied: dict[str, Any] = self._copy(state, ())
             self._end_streams()
         finally:
-            # Buffers that found no use in this copy are let go.
+            # Buffers that this copy did not use are freed.
             self._buffers, self._fresh, self._copied = self._fresh, {}, {}
         return copied
 
@@ -66,7 +65,7 @@ class HostCopier:
             return self._copied[same]
         buffer = self._buffers.get((*place, form))
         if buffer is None:
-            # With the tensor's strides: an optimizer steps faster where its state has those of the weights.
+            # With the tensor's strides: an optimizer steps faster if its state has the strides of the weights.
             buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
         self._fill(buffer, tensor)
         self._fresh[*place, form] = self._copied[same] = buffer
@@ -87,14 +86,14 @@ class HostCopier:
     def _end_streams(self) -> None:
         self._done = [stream.record_event() for stream in self._streams.values()]
         for device, stream in self._streams.items():
-            # What training does next must not change what is still being copied.
+            # Training must not change what is still being copied.
             torch.cuda.current_stream(device).wait_stream(stream)
 
 
 def _copy_on_host(buffer: Tensor, tensor: Tensor) -> None:
     is_plain = tensor.device.type == "cpu" and not tensor.is_conj() and not tensor.is_neg()
     if is_plain and tensor.stride() == buffer.stride():
-        # By one thread: torch's own copy waits for all of its threads, also for those that find no free core.
+        # In one thread: torch's copy waits for all of its threads, also for those without a free core.
         ctypes.memmove(buffer.data_ptr(), tensor.data_ptr(), tensor.nbytes)
     else:
         buffer.copy_(tensor)

@@ -88,7 +88,7 @@ def mover(device: torch.device, warned_types: set[type]) -> Callable[[Any], Any]
         return move
 
     def unless_in_host_memory(batch: Any) -> Any:
-        # A list or tuple of tensors that are all there needs no new one.
+        # A list or tuple of tensors in host memory is returned as it is.
         if type(batch) is list or type(batch) is tuple:
             for value in batch:
                 if type(value) is not Tensor or not value.is_cpu:
@@ -101,7 +101,7 @@ def mover(device: torch.device, warned_types: set[type]) -> Callable[[Any], Any]
 
 
 def _move(data: Any, device: torch.device, warned: set[type]) -> Any:
-    # Exact types first: this runs for every batch, and nearly all of them hold nothing else.
+    # Exact types first: this runs for every batch, and nearly all batches hold only these.
     kind = type(data)
     if kind is Tensor:
         return data if data.device == device else _move_tensor(data, device)
@@ -117,7 +117,7 @@ def _move(data: Any, device: torch.device, warned: set[type]) -> Any:
 
 
 def _move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
-    # A copy to host memory that is not waited for could be read before it is there.
+    # A non-blocking copy to host memory could be read before it is complete.
     return tensor.to(device, non_blocking=device.type != "cpu")
 
 
@@ -127,7 +127,7 @@ def _move_uncommon(data: Any, device: torch.device, warned: set[type]) -> Any:
     if isinstance(data, np.ndarray):
         tensor = _as_tensor(data, warned)
         return data if tensor is None else _move_tensor(tensor, device)
-    # Before the containers: a class that is one and has this method knows best how to move itself.
+    # Before the containers: a container class with this method moves itself.
     if _moves_itself(data):
         return data.to(device)
     if is_container(data):

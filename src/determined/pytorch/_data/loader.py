@@ -69,7 +69,7 @@ class DataLoader:
         self._sampler = sampler
         self._batch_sampler = batch_sampler
         self._passes = 0
-        # Torch checks all arguments here, with its own words; no worker starts before a loader is iterated.
+        # Torch checks all arguments here; no worker starts before a loader is iterated.
         self._plain: TorchDataLoader[Any] = TorchDataLoader(
             dataset, batch_size, shuffle, sampler, batch_sampler, drop_last=drop_last, **self._options
         )
@@ -139,7 +139,7 @@ class DataLoader:
         items = next(one for one in (self._batch_sampler, self._sampler, self.dataset) if one is not None)
         if items is not self.dataset and not isinstance(items, Sized):
             return None
-        if shares is not None:  # in training, no rank may miss its part of the last batch
+        if shares is not None:  # in training, every rank needs its part of the last batch
             return Grouping(len(items), sum(shares), repeat or self.drop_last)
         if self._batch_sampler is not None:
             return Grouping(len(items), 1, False)
@@ -152,7 +152,7 @@ class DataLoader:
 
     @property
     def is_iterable(self) -> bool:
-        """Whether the data set is an `IterableDataset`, which decides itself what comes next."""
+        """Whether the data set is an `IterableDataset`, which has no indices."""
         return isinstance(self.dataset, IterableDataset)
 
     def __iter__(self) -> Iterator[Any]:
@@ -167,7 +167,7 @@ class DataLoader:
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of torch's loader, such as `sampler` and `collate_fn`."""
-        if name.startswith("_"):  # also when a copy is made, which has no `_plain` yet
+        if name.startswith("_"):  # also while a copy is made, which has no `_plain` yet
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._plain, name)
 
@@ -184,7 +184,7 @@ class DataLoader:
         return ComputedOrder(len(self.dataset), seed if self._shuffle else None)
 
     def _make(self, seed: int, **batching: Any) -> TorchDataLoader[Any]:
-        # Worker seeds come from a generator of their own, so that starting workers draws nothing from the training's.
+        # Worker seeds come from a separate generator, so that starting workers does not affect the training's.
         generator = torch.Generator().manual_seed(rng.derive(seed, 2**32 - 1))
         options = self._options | {"generator": generator}
         if self.num_workers:
@@ -196,7 +196,7 @@ class DataLoader:
             return self.dataset
         if not self.is_iterable:
             return KeyedDataset(self.dataset, seed)
-        # Workers that live for one pass are seeded for it by torch, and pipes get their seeds from torch too.
+        # Torch seeds workers that live for one pass, and data pipes.
         reseeds = self._options["persistent_workers"] and not isinstance(self.dataset, IterDataPipe)
         return KeyedIterable(self.dataset, seed) if reseeds else self.dataset
 

@@ -83,7 +83,7 @@ class ComputedOrder:
 
 @dataclasses.dataclass(slots=True)
 class SamplerOrder:
-    """The order of the user's sampler or batch sampler, a function of the epoch since its randomness is seeded."""
+    """The order of the user's sampler or batch sampler; a function of the epoch, because it is seeded for each."""
 
     sampler: Any
     length: int
@@ -95,13 +95,13 @@ class SamplerOrder:
     _warned: bool = False
 
     def enter(self, epoch: int) -> None:
-        """Prepare to start with an epoch: draw all epochs before it, if the sampler may remember them."""
+        """Prepare to start with an epoch: draw all epochs before it if the sampler may keep state between them."""
         remembering = [part for part in _parts(self.sampler) if not _knows_epoch(part)]
         if not (epoch and remembering):
             return
         logger.warning(
             "%s has neither set_epoch() nor a torch generator, so the indices of the %d epochs before are drawn again "
-            "to find its order. Give it a method set_epoch(epoch) that decides the order to go on at once.",
+            "to find its order. Give it a method set_epoch(epoch) that sets the order to continue at once.",
             type(remembering[0]).__name__,
             epoch,
         )
@@ -114,7 +114,7 @@ class SamplerOrder:
             stack.enter_context(rng.seeded(rng.derive(self.seed, epoch)))
             for part in _parts(self.sampler):
                 stack.enter_context(in_epoch(part, epoch))
-            # All at once: later draws of the sampler must not mix with those of the training.
+            # All at once: later draws of the sampler must not mix with the training's random numbers.
             drawn = list(itertools.islice(self.sampler, self.length + 1))
         if len(drawn) != self.length:
             self._check_length(len(drawn))
@@ -126,15 +126,15 @@ class SamplerOrder:
         if drawn < length and self.exact:
             raise ValueError(
                 f"len({type(self.sampler).__name__}) is {length}, but an epoch of it has {drawn} {kind}. Epochs, and "
-                "the place at which a resumed run goes on, are computed from the length: make __len__ return the "
+                "the position at which a resumed run continues, are computed from the length: make __len__ return the "
                 f"number of {kind} that __iter__ yields, or remove __len__ and use pytorch.Batch for lengths and "
                 "periods."
             )
         if drawn > length and not (self._warned or is_endless(self.sampler)):
             self._warned = True
             logger.warning(
-                "len(%s) is %d, but it yields more %s: an epoch ends at the length, and what follows is left out of "
-                "it. Make __len__ return the number of %s that __iter__ yields.",
+                "len(%s) is %d, but it yields more %s: an epoch ends at the length, and the rest is left out. "
+                "Make __len__ return the number of %s that __iter__ yields.",
                 type(self.sampler).__name__,
                 length,
                 kind,
@@ -190,7 +190,7 @@ class OrderedBatches(Sampler[list[Any]]):
         self.order.enter(epoch)
         while True:
             yield epoch, used, first
-            # Where the stride lands in the next epoch, which can be beyond that too.
+            # The first batch of this rank in the next epoch; it may even be after that epoch.
             count = grouping.batches(used)
             first += -(-max(count - first, 0) // stride) * stride - count
             epoch, used = epoch + 1, 0
@@ -204,22 +204,22 @@ def _parts(sampler: Any) -> Iterator[Any]:
 
 
 def is_endless(sampler: Any) -> bool:
-    """Return whether a sampler is known to have no end, so that its length is that of one of many passes."""
+    """Return whether a sampler repeats forever, so that its length is the length of one pass."""
     return any(isinstance(part, samplers.RepeatSampler) for part in _parts(sampler))
 
 
 def _knows_epoch(sampler: Any) -> bool:
-    """Return whether what a sampler yields depends on nothing but the epoch and generators that `in_epoch` sets."""
+    """Return whether a sampler depends only on the epoch and on generators that `in_epoch` seeds."""
     if callable(getattr(sampler, "set_epoch", None)):
         return True
-    # Not by isinstance: the user's subclass may remember more.
+    # Not isinstance: a subclass of the user may keep more state.
     known = type(sampler).__module__.partition(".")[0] in ("builtins", "numpy", "torch", "determined")
     return known or isinstance(getattr(sampler, "generator", None), torch.Generator)
 
 
 @contextlib.contextmanager
 def in_epoch(sampler: Any, epoch: int) -> Iterator[None]:
-    """Make the own randomness of a sampler or loader that of an epoch; its generator is left as it was."""
+    """Seed a sampler or loader for an epoch inside the block; its generator is restored after it."""
     generator = getattr(sampler, "generator", None)
     if not isinstance(generator, torch.Generator):
         if callable(set_epoch := getattr(sampler, "set_epoch", None)):

@@ -12,7 +12,7 @@ from torch import Tensor
 from determined.pytorch._data.batch import host_bytes, map_tensors
 
 MIN_BYTES = 2**20
-"""The smallest batch to prefetch; copying fewer bytes takes no longer than pinning their memory."""
+"""The smallest batch to prefetch; for fewer bytes, pinning takes longer than copying."""
 
 MAX_BATCHES_AHEAD = 2
 """How far the host may be ahead of the GPU; each batch takes memory there."""
@@ -44,7 +44,7 @@ class Prefetch:
                 return tensor
             ready = tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()
             sent = ready.to(self._device, non_blocking=True)
-            # Else its memory could be given to the next batch while the current stream still reads it.
+            # Otherwise the allocator could reuse its memory while the current stream still reads it.
             sent.record_stream(current)
             return sent
 
@@ -54,7 +54,7 @@ class Prefetch:
         return sent
 
     def _keep_pace(self, current: torch.cuda.Stream) -> None:
-        """Wait if the GPU is too far behind. It has enough work meanwhile, so that it never waits itself."""
+        """Wait if the GPU is too far behind; it has enough queued work to stay busy."""
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # of torch
         done.record(current)
         self._issued.append(done)

@@ -12,7 +12,7 @@ import torch
 
 
 def derive(seed: int, *keys: int) -> int:
-    """Return a seed of 63 bits that depends on all arguments, well spread also for neighbouring keys."""
+    """Return a seed of 63 bits that depends on all arguments; neighbouring keys give unrelated seeds."""
     words = np.random.SeedSequence([seed, *keys]).generate_state(2, np.uint32)
     return (int(words[0]) << 31) ^ int(words[1])
 
@@ -34,7 +34,7 @@ def get_state() -> dict[str, Any]:
         "random_rng_state": random.getstate(),
     }
     if torch.cuda.is_available():
-        # The generators live in host memory: asking those of GPUs that this process never uses opens none of them.
+        # The states are in host memory: reading them does not initialize GPUs that this process does not use.
         per_gpu = dict(enumerate(torch.cuda.get_rng_state_all()))
         state["gpu_rng_state"] = per_gpu.pop(torch.cuda.current_device())
         if per_gpu:
@@ -50,7 +50,7 @@ def set_state(state: dict[str, Any]) -> None:
     version, words, gauss = state["random_rng_state"]
     random.setstate((version, tuple(words), gauss))
     if "gpu_rng_state" in state and torch.cuda.is_available():
-        # Of this process's own GPU, whatever number it has now; the others are known by their numbers alone.
+        # The state of the current GPU, whatever its index now; other GPUs are identified by their index.
         torch.cuda.set_rng_state(state["gpu_rng_state"])
         for number, other in state.get("other_gpu_rng_states", {}).items():
             if number < torch.cuda.device_count() and number != torch.cuda.current_device():
@@ -59,7 +59,7 @@ def set_state(state: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def set_aside(when: bool = True) -> Iterator[None]:
-    """Leave the generators after the block as they were before it, whatever is drawn inside; not unless `when`."""
+    """Restore the generators after the block, whatever is drawn inside it; does nothing unless `when`."""
     before = get_state() if when else None
     try:
         yield
@@ -70,7 +70,7 @@ def set_aside(when: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed the generators of the CPU inside the block and leave them as they were after it."""
+    """Seed the generators of the CPU inside the block and restore them after it."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
     random.seed(seed)
     np.random.seed(seed % 2**32)

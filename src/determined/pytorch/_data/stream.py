@@ -33,7 +33,7 @@ class IndexedStream:
         self._grouping = loader.grouping(self._shares, repeat=True)
         self._start = Start()
         self._since = 0
-        self._make()  # refuses data of which no batch can be made
+        self._make()  # raises for data without a batch
 
     @property
     def epochs(self) -> Epochs:
@@ -56,9 +56,9 @@ class IndexedStream:
     def load_state_dict(self, state: dict[str, Any], batches_trained: int) -> None:
         """Continue from what `state_dict` returned after `batches_trained` batches. Call it before `open`.
 
-        If those ranks split the data otherwise, the position they reached becomes the start.
+        If those ranks split the data differently, the position they reached becomes the start.
         """
-        if self._grouping is None or "group" not in state:  # one process, from the first batch on
+        if self._grouping is None or "group" not in state:  # saved by one process that began at the first batch
             return
         self._start, self._since = Start(state["epoch"], state["items"]), state["since"]
         if (state["ranks"], state["group"]) != (self._stride, self._grouping.group):
@@ -87,9 +87,9 @@ class PassStream:
     """Training data without indices: each rank iterates its loader pass after pass.
 
     If the loader or its data set has `state_dict` and `load_state_dict`, these hold the position. Otherwise it is found
-    by reading past the batches of the pass that were trained. `len()` gives the length of a pass, until a pass ends
-    elsewhere. An epoch ends for all ranks where it ends for the one with the fewest batches. A loader that begins after
-    `begins_at` batches by itself, since its program asked where to begin, is not skipped further.
+    by reading past the batches of the pass that were trained. `len()` is the length of a pass, until a pass ends
+    elsewhere. An epoch ends for all ranks when it ends for the rank with the fewest batches. No batches are skipped if
+    the loader itself starts after `begins_at` batches, because the program asked where to start.
     """
 
     def __init__(self, loader: Any, ranks: DistributedContext, begins_at: int = 0) -> None:
@@ -118,7 +118,7 @@ class PassStream:
             self._passes, self._in_pass = divmod(batches_trained, length) if length else (0, batches_trained)
         batches = self._endless(seed)
         if self._stateful and self._restored:
-            pass  # it is at its position
+            pass  # already at its position
         elif self._begins_at:
             self._warn_of_begin(batches_trained)
         else:
@@ -140,8 +140,8 @@ class PassStream:
         """Continue from this rank's position if as many ranks as now saved theirs. Call it before `open`."""
         if self._ranks.size > 1 and state.get("ranks") != self._ranks.size and not self._begins_at:
             logger.warning(
-                "The checkpoint was saved by %s processes, and %d go on: data that each rank iterates by itself cannot "
-                "be split again in the middle of a pass, so each rank begins a new pass.",
+                "The checkpoint was saved by %s processes, and %d continue: data that each rank iterates itself cannot "
+                "be split again in the middle of a pass, so each rank starts a new pass.",
                 state.get("ranks", 1),
                 self._ranks.size,
             )
@@ -197,9 +197,9 @@ class PassStream:
     def _read_past(self, batches: Iterator[Any]) -> None:
         if behind := self._in_pass:
             logger.warning(
-                "The training data cannot tell its position, so %d batches are read again to find it; this is exact "
+                "The training data does not save its position, so %d batches are read again to find it; this is exact "
                 "only if its order depends on torch's generators alone. Give the data set state_dict() and "
-                "load_state_dict() to go on at once.",
+                "load_state_dict() to continue at once.",
                 behind,
             )
             self._in_pass = 0
@@ -212,8 +212,8 @@ class PassStream:
         digests = self._ranks.allgather(digest(first))
         if digests[0] is not None and len(set(digests)) == 1 and self._ranks.is_chief:
             logger.warning(
-                "All %d ranks begin with the same batch: this data loader shards nothing by itself, so every sample "
-                "is trained on by every rank. Give each rank its own part, for example by "
+                "All %d ranks start with the same batch: this data loader does not shard its data, so every rank "
+                "trains on every sample. Give each rank its own part, for example by "
                 "`itertools.islice(samples, context.distributed.rank, None, context.distributed.size)` in the data "
                 "set, or use a map-style data set in a determined.pytorch.DataLoader.",
                 self._ranks.size,
@@ -236,15 +236,15 @@ class PassStream:
 
     def _warn_of_begin(self, batches_trained: int) -> None:
         logger.warning(
-            "The training data loader is taken to begin after %d batches by itself, since the program called "
-            "context.get_initial_batch() before it was built: no batches are skipped for it. If it begins at its first "
-            "batch, return a pytorch.DataLoader, or call get_initial_batch() only in train_batch.",
+            "The program called context.get_initial_batch() before it built the training data loader, so the loader is "
+            "assumed to start after %d batches: none are skipped. If it starts at its first batch, return a "
+            "pytorch.DataLoader, or call get_initial_batch() only in train_batch.",
             self._begins_at,
         )
         if self._begins_at != batches_trained:
             logger.warning(
-                "Training goes on after %d batches, but the program was told %d: the trial's __init__ cannot know what "
-                "fit(latest_checkpoint=...) is given, so call context.get_initial_batch() in "
+                "Training continues after %d batches, but get_initial_batch() returned %d: the trial's __init__ runs "
+                "before fit(latest_checkpoint=...), so call context.get_initial_batch() in "
                 "build_training_data_loader().",
                 batches_trained,
                 self._begins_at,
@@ -258,7 +258,7 @@ Stream = IndexedStream | PassStream
 def stream_of(loader: Any, ranks: DistributedContext, seed: int, begins_at: int = 0) -> Stream:
     """Return the training stream over what `build_training_data_loader` returned. All ranks must call this.
 
-    A loader that is not ours begins after `begins_at` batches by itself, if its program asked where to begin.
+    A loader that is not ours starts after `begins_at` batches if its program asked where to start.
     """
     if not isinstance(loader, DataLoader):
         return PassStream(loader, ranks, begins_at)
@@ -283,7 +283,7 @@ def unequal_batch_sizes(loader: DataLoader, ranks: DistributedContext) -> list[i
 
 def _stateful_part(loader: Any) -> Any:
     """Return the loader or its data set if it saves and loads its position, else None."""
-    # Copies of the data set in worker processes move on by themselves; the one here does not.
+    # With workers, their copies of the data set advance, not the one here.
     candidates = [loader] if getattr(loader, "num_workers", 0) else [loader, getattr(loader, "dataset", None)]
     for candidate in candidates:
         if callable(getattr(candidate, "state_dict", None)) and callable(getattr(candidate, "load_state_dict", None)):

@@ -1,6 +1,6 @@
 """Nested containers of tensors and other values: batches, metrics and states.
 
-Containers are mappings, lists and tuples, also those of other classes, such as named tuples. Everything else is a leaf:
+Containers are mappings, lists and tuples, including subclasses such as named tuples. Everything else is a leaf:
 tensors, arrays, strings, sets, data classes. A container is rebuilt in its own type, or in the plain type (dict, list,
 tuple) if its class cannot be made from the entries.
 """
@@ -61,7 +61,7 @@ def _mapping_like(original: Mapping[Any, Any], entries: dict[Any, Any]) -> Mappi
     try:
         if not isinstance(original, (dict, collections.UserDict)):
             return type(original)(entries)  # type: ignore[call-arg]  # the except below is for those that refuse
-        # A copy keeps what a constructor may want, such as the factory of a defaultdict.
+        # A copy keeps constructor arguments, such as the factory of a defaultdict.
         rebuilt = copy.copy(original)
         for key, value in entries.items():
             rebuilt[key] = value

@@ -30,9 +30,9 @@ _NO_SHARED_MEMORY = ("shared memory(shm)", "killed by signal: Bus error", "unabl
 
 
 class _InWorkers:
-    """Wraps the user's data set for loader workers; other attributes than its own are those of the data set."""
+    """Wraps the user's data set for loader workers and forwards attributes to it."""
 
-    # Names that no data set has itself.
+    # Names that no data set uses.
     _keyed_dataset: Any
     _keyed_seed: int
     _keyed_pass: int | None
@@ -75,8 +75,8 @@ class KeyedDataset(_InWorkers, Dataset[Any]):
 class KeyedIterable(_InWorkers, IterableDataset[Any]):
     """An iterable data set whose random numbers in persistent workers depend on worker and pass, not on the past.
 
-    Each worker counts passes by itself, from the one that `begin_pass` set before the workers were started. Where
-    none was set, as for validation, all passes draw the same.
+    Each worker counts passes, starting with the one that `begin_pass` set before the workers started. Without one, as
+    in validation, all passes draw the same numbers.
     """
 
     def __iter__(self) -> Iterator[Any]:
@@ -93,15 +93,14 @@ def begin_pass(loader: Any, number: int) -> int:
     if not isinstance(dataset, KeyedIterable):
         return number
     dataset._keyed_pass = number
-    return 0  # given once for all passes, so it must not tell where the process began
+    return 0  # set once for all passes, so it must not depend on where the process began
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkerStart:
     """Prepares a loader worker, then calls the `worker_init_fn` of the user.
 
-    The worker leaves signals to the training process, ends when that ends, however it ends, and reports batches that
-    cannot be sent.
+    The worker ignores SIGINT, exits when the training process ends in any way, and reports batches that cannot be sent.
     """
 
     init_fn: Callable[[int], None] | None
@@ -109,7 +108,7 @@ class WorkerStart:
     def __call__(self, worker_id: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if hasattr(os, "setpgid"):
-            os.setpgid(0, 0)  # torchrun signals the whole group, and the death of a worker would end the training
+            os.setpgid(0, 0)  # torchrun signals the process group, and a worker that dies would end the training
         if (training := multiprocessing.parent_process()) is not None:
             _end_with(training)
         multiprocessing.queues.Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]  # its stub lacks it
@@ -121,7 +120,7 @@ def _end_with(training: Any) -> None:
     """End this worker when the training process ends."""
     if sys.platform == "linux" and os.getppid() == training.pid:
         end_with_parent(training.pid)
-    else:  # started by a fork server, which outlives the training as long as it has children
+    else:  # started by a fork server, which lives on while it has children
         threading.Thread(target=_exit_after, args=(training,), daemon=True).start()
 
 
@@ -139,13 +138,13 @@ def prepare_workers(loader: Any) -> Any:
 
 
 def _send_error(queue: Any, error: Exception, item: Any) -> None:
-    """Send the error instead of a batch that cannot be sent. A queue would only print it, and training would wait."""
+    """Send the error in place of a batch that cannot be sent; a queue only prints it, and training would wait."""
     number = item[0] if isinstance(item, tuple) and len(item) == 2 else None
     if isinstance(number, int):
         details = type(error), error, error.__traceback__
         sent = ExceptionWrapper(details, "in a DataLoader worker process")  # type: ignore[no-untyped-call]  # of torch
         queue.put((number, sent))
-    else:  # of a queue of the program's own
+    else:  # a queue of the program
         traceback.print_exception(error)
 
 

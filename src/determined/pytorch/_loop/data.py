@@ -1,4 +1,4 @@
-"""The data of a trial, as the loop needs it."""
+"""Builds the data of a trial for the loop."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def build_data(trial: PyTorchTrial, context: PyTorchTrialContext) -> tuple[Strea
     begins_at = context.reported_initial_batch
     validation = _checked_loader(trial.build_validation_data_loader(), "build_validation_data_loader", context)
     if any(getattr(loader, "num_workers", 0) for loader in (training, validation)):
-        # Workers are forked, and must not be while the other thread imports: they would inherit a held lock.
+        # Workers must not be forked while the recorder thread imports: they would inherit a held lock.
         context.services.recorder.wait()
     stream = stream_of(training, context.distributed, context.trial_seed, begins_at)
     if isinstance(validation, DataLoader):
-        # A whole data set is evaluated by the chief alone.
+        # The chief alone evaluates a whole data set.
         together = overrides(trial, "evaluate_batch")
         validation = validation_loader(validation, context.distributed if together else None, context.trial_seed)
     if length_of(validation) == 0 and context.distributed.size == 1:
@@ -39,13 +39,13 @@ def _checked_loader(loader: Any, method: str, context: PyTorchTrialContext) -> A
     raise RuntimeError(
         f"{method}() returned a {type(loader).__module__}.{type(loader).__name__}; return a "
         "determined.pytorch.DataLoader, which takes the same arguments and continues exactly after a resume. To use "
-        "another loader all the same, call context.experimental.disable_dataset_reproducibility_checks() in the "
+        "another loader anyway, call context.experimental.disable_dataset_reproducibility_checks() in the "
         "trial's __init__."
     )
 
 
 def length_of_batch(trial: PyTorchTrial) -> Callable[[Any], int | None]:
-    """Return the function that counts samples; None for batches that only an override could count."""
+    """Return the function that counts samples; it returns None for batches that need an override of the trial."""
     if overrides(trial, "get_batch_length"):
         return trial.get_batch_length
 

@@ -21,7 +21,7 @@ from determined.pytorch._report.reporter import Reporter
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Loop:
-    """Trains a trial by a plan. Made of parts that each know their own business."""
+    """Trains a trial according to a plan."""
 
     plan: Plan
     progress: Progress
@@ -42,12 +42,12 @@ class Loop:
     def run(self) -> None:
         """Train to the planned length, then leave a current validation and checkpoint."""
         try:
-            with rng.set_aside():  # a resumed run comes here once more
+            with rng.set_aside():  # a resumed run runs it again
                 self.callbacks.run("on_training_start")
             if self.validate_first:
                 with self.progress.training():  # no batch was trained, so the first one is the current one
                     self.validate_if_stale()
-            self.perform_due()  # a stop may have come before it
+            self.perform_due()  # a stop may have been requested before
             while not self.plan.finished(self.progress):
                 self.train_window()
                 if not self.plan.due(self.progress):
@@ -68,7 +68,7 @@ class Loop:
     def train_window(self) -> None:
         """Train until something is due or the program asks to stop, and keep the metrics of each batch."""
         self.validation.resume_training()
-        if not len(self.window):  # what hooks between two windows added belongs to neither
+        if not len(self.window):  # values that hooks added between two windows belong to neither
             self.reducers.reset()
         self.train_stretch()
         while not (self.plan.due(self.progress) or self.stops.now()):
@@ -127,7 +127,7 @@ class Loop:
         with rng.set_aside(self.plan.is_extra(TrainBoundaryType.VALIDATE, self.progress)):
             metrics = self.reporter.timed("validation", self.validation.run)()
             self.progress.last_val = self.progress.batches_trained
-            self.progress.last_ckpt = None  # none knows of this validation yet, not even one of this batch
+            self.progress.last_ckpt = None  # no checkpoint knows of this validation, not even one of this batch
             is_worth_saving = self.worth_saving(metrics)
             self.reporter.report_validation(metrics)
         if is_worth_saving:

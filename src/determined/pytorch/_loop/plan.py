@@ -41,7 +41,7 @@ class TrainUnit:
         return type(self) is type(other) and self.value == other.value
 
     def __hash__(self) -> int:
-        # Schedules may be lists: those that are equal must hash alike, so all of a kind do.
+        # Schedules may be lists, which have no hash: all schedules of a class share one.
         return hash((type(self), self.value if isinstance(self.value, int) else None))
 
     def __repr__(self) -> str:
@@ -116,10 +116,10 @@ class Plan:
     def is_extra(self, action: TrainBoundaryType, progress: Progress) -> bool:
         """Return whether an action comes now only because training ends here: a longer one would not do it.
 
-        What such an action draws is kept out of the random numbers of the training.
+        Random numbers that such an action draws do not affect the training.
         """
         periodic = self._periodic(progress)
-        # Whatever is due ends a window of metrics, which is reported.
+        # Any action that is due ends a window of metrics, which is reported.
         return not periodic if action is TrainBoundaryType.REPORT else action not in periodic
 
     def _periodic(self, progress: Progress) -> list[TrainBoundaryType]:
@@ -141,7 +141,7 @@ class Plan:
     def _is_due(self, unit: TrainUnit, batches: int) -> bool:
         if not isinstance(unit, Epoch):
             return unit.should_stop(batches)
-        # More than one, where a single batch of all ranks is more than a pass over the data.
+        # More than one if a single batch of all ranks is more than a pass over the data.
         completed = range(self.epochs.of(batches - 1) + 1, self.epochs.of(batches) + 1)
         return any(unit.should_stop(epochs) for epochs in completed)
 
@@ -155,7 +155,7 @@ NEVER = 2**62
 
 
 def _checked(kind: str, value: Any) -> int | Container[int]:
-    """Return a period or a schedule, with integers of other libraries as Python's; else raise `TypeError`."""
+    """Return a period or a schedule with Python ints for integers of other libraries; else raise `TypeError`."""
     if not isinstance(value, Container) or isinstance(value, (str, bytes)):
         period = _integer(value)
         if period is None:

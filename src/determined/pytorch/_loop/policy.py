@@ -46,7 +46,7 @@ class CheckpointPolicy:
     metric_name: str | None
     """The metric to compare; the first validation chooses it if the user named none."""
     smaller_is_better: bool | None
-    """What the user set; without it `default` applies, and then the words of the metric's name."""
+    """What the user set; if None, `default` applies, and then the words of the metric's name."""
     default: bool | None
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class CheckpointPolicy:
     def wants(self, metrics: Mapping[str, Any]) -> bool:
         """Return whether a validation with these metrics is worth a checkpoint.
 
-        A metric that the user named and that is not a number is a RuntimeError.
+        Raises `RuntimeError` if the metric that the user named is not a number.
         """
         if self.metric_name is None:
             self.metric_name = _offered(metrics)
@@ -67,7 +67,7 @@ class CheckpointPolicy:
     def metric(self) -> tuple[str, bool] | None:
         """What retention may rank checkpoints by: (name, smaller_is_better); None unless the user set the direction.
 
-        A direction that is guessed from a name is good enough to save a checkpoint, not to delete one.
+        A direction that is guessed from a name may decide what to save, but not what to delete.
         """
         if self.metric_name is None or self.smaller_is_better is None:
             return None
@@ -80,11 +80,11 @@ class CheckpointPolicy:
         return guess_smaller_is_better(str(self.metric_name)) if known is None else known
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the policy must remember over a resume."""
+        """Return the state to restore after a resume."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
 
 
 @dataclasses.dataclass
@@ -97,9 +97,9 @@ class Best(CheckpointPolicy):
     best: float | None = None
 
     def wants(self, metrics: Mapping[str, Any]) -> bool:
-        """Return whether this is the best validation so far; one that is not finite never is.
+        """Return whether this is the best validation so far; False if the metric is not finite.
 
-        Every validation is, where neither config nor names tell what to compare and whether smaller is better.
+        Returns True if neither the config nor the metric names tell what to compare and in which direction.
         """
         if self.metric_name is None and not self._choose(metrics):
             self._warn(f"which of the validation metrics {_own(metrics)} to compare")
@@ -117,7 +117,7 @@ class Best(CheckpointPolicy):
         return True
 
     def _choose(self, metrics: Mapping[str, Any]) -> bool:
-        """Choose a metric to compare, if one offers itself, and show which."""
+        """Choose a metric to compare, if there is an obvious one, and show which."""
         self.metric_name = _offered(metrics)
         if self.metric_name is not None and self._is_smaller_better is not None:
             way = "smallest" if self._is_smaller_better else "largest"
@@ -125,10 +125,10 @@ class Best(CheckpointPolicy):
         return self.metric_name is not None
 
     def _warn(self, unknown: str) -> None:
-        """Warn once that the best validation cannot be told."""
+        """Warn once that the best validation is unknown."""
         if self.warns:
             logger.warning(
-                "checkpoint_policy='best' cannot tell %s, so every validation is followed by a checkpoint; pass "
+                "checkpoint_policy='best' does not know %s, so every validation is followed by a checkpoint; pass "
                 "fit(best_metric='...', smaller_is_better=...), or set metric and smaller_is_better in "
                 "exp_conf['searcher'].",
                 unknown,
@@ -144,7 +144,7 @@ class Best(CheckpointPolicy):
         return {"metric": self.metric_name, "best": self.best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the best value, unless it is of another metric than the one asked for now."""
+        """Restore the best value, unless it belongs to another metric."""
         if self.metric_name is None:
             self.metric_name = state.get("metric")
         if self.metric_name is not None and state.get("metric") == self.metric_name:
@@ -171,7 +171,7 @@ def policy_of(settings: FitSettings, context: PyTorchTrialContext, say: Callable
 
 
 def _offered(metrics: Mapping[str, Any]) -> str | None:
-    """Return the metric to compare when nobody named one: the only one, or one with a usual name."""
+    """Return the metric to compare if the user named none: the only one, or one with a usual name."""
     numbers = [name for name, value in metrics.items() if _is_number(value) and name not in POSITION_METRICS]
     if len(numbers) == 1:
         return numbers[0]
@@ -218,5 +218,5 @@ def _number(name: str, metrics: Mapping[str, Any]) -> float:
         )
     try:
         return float(value)  # type: ignore[arg-type]  # a number
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer too large for a float
         return math.inf

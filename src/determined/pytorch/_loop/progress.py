@@ -19,7 +19,7 @@ class Epochs:
     """Batches of the data loader in one pass; None if the data has no length."""
     ranks: int = 1
     since: int = 0
-    """Batches trained when this number of ranks took over."""
+    """Batches trained when this number of ranks started."""
     passed: int = 0
     """Batches of the data loader that all ranks together had trained on by then."""
 
@@ -51,7 +51,7 @@ class Epochs:
 class Progress:
     """Batches trained, and when the last validation and checkpoint were.
 
-    Nothing else counts. Epochs, indices, periods, data position and the step numbers of metrics derive from it.
+    This is the only counter. Epochs, indices, periods, data position and the step numbers of metrics derive from it.
     The current batch is the one in training; between batches, the one trained last.
     """
 
@@ -59,7 +59,7 @@ class Progress:
     last_val: int | None = None
     last_ckpt: int | None = None
     epochs: Epochs = Epochs(length=None)
-    """Which epoch a batch belongs to; known once the data is at its position."""
+    """Which epoch a batch belongs to; set once the data is at its position."""
     _between: int = dataclasses.field(default=1, repr=False)  # 0 while a batch is in training
 
     @contextlib.contextmanager
@@ -97,11 +97,11 @@ class Progress:
         return self.epoch_idx != self.epochs.of(self.batch_idx + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all counts as plain values."""
+        """Return the counts as plain values."""
         return {name: getattr(self, name) for name in _COUNTS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the counts that `state_dict` returned; a count that is missing stays as it is."""
+        """Restore the counts that `state_dict` returned; a missing count keeps its value."""
         for name in _COUNTS:
             setattr(self, name, state.get(name, getattr(self, name)))
 

@@ -1,4 +1,4 @@
-"""Put a training together from its parts, and run it."""
+"""Assembles a training run from its parts and runs it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class FitSettings:
     """Whether `DET_LATEST_CHECKPOINT` would be for this fit, were the program started again."""
 
     def plan(self, epochs: Epochs, batches_trained: int) -> Plan:
-        """Return when to act, with training data of such epochs."""
+        """Return when to act, for training data with these epochs."""
         if self.test_mode:
             return Plan(length=Batch(batches_trained + 1), every={}, epochs=epochs)
         # In the order in which actions that fall on one batch must run.
@@ -119,7 +119,7 @@ def _train(
     max_batches = 1 if settings.test_mode else None
     validation = Validation(trial, context, callbacks, validation_data, max_batches, stops, display, saver)
     with (
-        torch.enable_grad(),  # and back to what it was before, whatever the last validation leaves
+        torch.enable_grad(),  # restored after the block, whatever the last validation leaves
         display,
         saver,
         averaging_gradients(context, progress),
@@ -156,9 +156,9 @@ def _train(
 
 
 def _choose_seed(context: PyTorchTrialContext, saved: Saved | None) -> None:
-    """Follow the seed of a checkpoint, else a program that seeded torch after `init` and asked for no other seed."""
+    """Use the seed of the checkpoint, else the seed that the program gave torch after `init`, if any."""
     seed = context.distributed.broadcast(context.seed_of_the_program())
-    if saved is not None:  # the order of the data goes on by the seed that it began with
+    if saved is not None:  # the order of the data depends on the seed that it started with
         seed = saved.state["loop"].get("seed", seed)
     if seed is not None:
         context.trial_seed = seed
@@ -166,7 +166,7 @@ def _choose_seed(context: PyTorchTrialContext, saved: Saved | None) -> None:
 
 
 def _collect_checkpoints(context: PyTorchTrialContext, policy: CheckpointPolicy, saver: Saver) -> list[str]:
-    """Delete what need not stay; a run that a signal stopped keeps the checkpoint to go on from."""
+    """Delete checkpoints by the retention settings; keep the one to continue from if a signal stopped the run."""
     services = context.services
     if not context.distributed.is_chief:
         return []
@@ -175,7 +175,7 @@ def _collect_checkpoints(context: PyTorchTrialContext, policy: CheckpointPolicy,
 
 @contextlib.contextmanager
 def _run_scope(context: PyTorchTrialContext, settings: FitSettings, progress: Progress) -> Iterator[None]:
-    """End questions and stop requests of the run after all callbacks; note in an error that a test trains one batch."""
+    """Reset the context after all callbacks; in test mode, note in an error that only one batch was trained."""
     before = progress.batches_trained
     try:
         yield
@@ -185,4 +185,4 @@ def _run_scope(context: PyTorchTrialContext, settings: FitSettings, progress: Pr
         raise
     finally:
         context.progress = None
-        context.set_stop_requested(False)  # answered; another fit() is not meant by it
+        context.set_stop_requested(False)  # it was meant for this fit() only

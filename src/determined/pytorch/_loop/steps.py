@@ -1,4 +1,4 @@
-"""What belongs to each step of a training besides `train_batch`."""
+"""What happens in each training step besides `train_batch`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def averaging_gradients(context: PyTorchTrialContext, progress: Progress) -> Ite
 def steps_after_batch(
     context: PyTorchTrialContext, progress: Progress, *, with_precision: bool
 ) -> Iterator[list[Callable[[], None]]]:
-    """Give what to call after each batch: nothing, in the plainest case."""
+    """Yield the functions to call after each batch; often none."""
     steps: list[Callable[[], None]] = []
     if with_precision and isinstance(context.precision, Scaled):
         steps.append(context.precision.after_batch)

@@ -14,25 +14,25 @@ from determined.pytorch._loop.progress import Progress
 
 
 class Limit(Protocol):
-    """How far training may go without asking."""
+    """The number of batches at which `Stops.now` must be asked again."""
 
     limit: float
 
 
 class NoLimit:
-    """Training may go on until somebody wants it to stop."""
+    """No limit: training continues until a stop is requested."""
 
     limit = math.inf
 
 
 class Stops:
-    """Stops of a process that trains alone: at once."""
+    """Stops a process that trains alone: after the current batch."""
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         self.program = context
         self.preempt = context.services.preempt
         self.bound: Limit = NoLimit()
-        """Where to ask `now`, even if nobody wants to stop."""
+        """When to ask `now` even if no stop is requested."""
 
     def wanted(self) -> bool:
         """Return whether the program or a signal asks to stop."""
@@ -47,28 +47,28 @@ class Stops:
         return True
 
     def check_exit(self, request: ShouldExit) -> None:
-        """Raise the request of the program to leave the loop unless it is made on all ranks."""
+        """Raise the program's request to leave the loop unless all ranks made it."""
         if not self.agree_to_exit():
             request.add_note(
                 "Not all ranks raised ShouldExit, and one cannot leave the loop alone: raise it on all of them, or "
-                "use context.set_stop_requested(True), by which one rank stops all."
+                "use context.set_stop_requested(True), with which one rank stops all."
             )
             raise request
 
     def raise_if_now(self) -> None:
-        """Leave the loop if it is to stop at this batch."""
+        """Raise `Stopped` if the loop must stop at this batch."""
         if self.now():
             raise Stopped
 
     @contextlib.contextmanager
     def following(self, pulse: Callable[[], object]) -> Iterator[None]:
-        """Listen to signals for the time of a training."""
+        """Listen to signals inside the block."""
         with self.preempt.listening(also_after_failure=False):
             yield
 
 
 class SharedStops(Stops):
-    """Stops of several ranks: all at the same batch, which they agree on."""
+    """Stops several ranks after the same batch, on which they agree."""
 
     def __init__(self, context: PyTorchTrialContext, health: HealthMonitor, progress: Progress) -> None:
         super().__init__(context)
@@ -83,16 +83,16 @@ class SharedStops(Stops):
         return self._health.stop.is_agreed
 
     def now(self) -> bool:
-        self.wanted()  # which tells the others
+        self.wanted()  # tells the other ranks
         return self._health.stop.is_reached(self._progress.batches_trained)
 
     def agree_to_exit(self) -> bool:
-        """Tell the other ranks that the program leaves the loop; returns whether it does so on all of them."""
+        """Tell the other ranks that the program leaves the loop; return whether it does so on all of them."""
         return self._health.agree_to_exit()
 
     @contextlib.contextmanager
     def following(self, pulse: Callable[[], object]) -> Iterator[None]:
-        """Let the other ranks know how far this one is, and that it is alive while `pulse` changes."""
+        """Report the progress of this rank to the others, and that it is alive while `pulse` changes."""
         with (
             self._health.following(lambda: self._progress.batches_trained, pulse),
             self.preempt.listening(also_after_failure=True),

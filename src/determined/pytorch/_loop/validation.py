@@ -52,12 +52,12 @@ class Validation:
     def run(self) -> dict[str, Any]:
         """Return the metrics of a validation.
 
-        Models stay in evaluation mode and gradients off until `resume_training`, so that hooks after the validation
-        find them so. A validation that fails leaves neither. When asked to stop it raises `Stopped` after a batch and
-        leaves no trace in random numbers and reducers, so that the same validation can follow a resume.
+        Models stay in evaluation mode and gradients off until `resume_training`, for the hooks after the validation. If
+        the validation fails, both are reset at once. If asked to stop, it raises `Stopped` after a batch and restores
+        random numbers and reducers, so that a resumed run can repeat it.
         """
         self.display.validating()
-        if self._starts_workers:  # none is forked while another thread is in the middle of a write
+        if self._starts_workers:  # workers must not be forked while the writer thread is writing
             self.saver.wait()
         before = rng.get_state()
         try:
@@ -70,7 +70,7 @@ class Validation:
             raise
 
     def resume_training(self) -> None:
-        """Put the models back into training mode, with gradients, if a validation came before."""
+        """Put the models back into training mode, with gradients, after a validation."""
         if self._evaluates:
             self._set_training(True)
 
@@ -89,7 +89,7 @@ class Validation:
         return metrics | self.context.reduce_metrics(for_training=False)
 
     def _evaluate_all(self) -> dict[str, Any]:
-        # Where a forward pass needs all ranks, all evaluate the same.
+        # If a forward pass needs all ranks, all of them evaluate the same data.
         evaluates = self.context.distributed.is_chief or self.context.backend.forward_is_collective
         metrics = self._evaluate_full_dataset() if evaluates else {}
         return self.context.distributed.broadcast(metrics)
@@ -157,7 +157,7 @@ def _check_names(per_rank: Sequence[BatchColumns]) -> None:
 
 
 def combined(outputs: BatchColumns, reducers: Reducer | Mapping[str, Reducer]) -> dict[str, Any]:
-    """Return one number for each metric from those of all batches; the list of its values where there is none."""
+    """Return each metric reduced over all batches to one number, or the list of its values if it has none."""
     by_name = _reducer_by_name(reducers, list(outputs.columns))
     return {name: reduced(values, by_name[name]) for name, values in present_values(outputs).items()}
 
@@ -175,7 +175,7 @@ def _reducer_by_name(reducers: Any, names: list[str]) -> Mapping[str, Reducer]:
 
 
 def check_reducers(reducers: Any) -> None:
-    """Refuse what `evaluation_reducer` gave unless it is a `Reducer` or a dict of them."""
+    """Raise unless `evaluation_reducer` returned a `Reducer` or a dict of them."""
     by_name = reducers if isinstance(reducers, Mapping) else {"every metric": reducers}
     for name, reducer in by_name.items():
         if not isinstance(reducer, Reducer):

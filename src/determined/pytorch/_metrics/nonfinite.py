@@ -26,7 +26,7 @@ class FiniteWatch:
         """Check the training metrics of the batches up to number `last_batch`."""
         first = last_batch - len(batches) + 1
         for name, values in batches.columns.items():
-            # The sum takes a fraction of the time of a check of each value.
+            # Checking the sum is much faster than checking each value.
             if name in self._warned_not_finite or (are_floats(values) and math.isfinite(sum(values))):
                 continue
             bad = next((i for i, value in enumerate(values) if _is_bad(value)), None)
@@ -44,9 +44,9 @@ class FiniteWatch:
             elif name not in self._warned_no_number and not _holds_numbers(value):
                 self._warned_no_number.add(name)
                 self._warn(
-                    "The %s metric %r is not a number at batch %d: %s. It is recorded as None, and training goes on; "
+                    "The %s metric %r is not a number at batch %d: %s. It is recorded as None, and training continues; "
                     "return numbers, or lists or arrays of numbers that keep their shape. Later cases are not "
-                    "announced.",
+                    "logged.",
                     kind,
                     name,
                     batch,
@@ -57,8 +57,8 @@ class FiniteWatch:
     def _warn_not_finite(self, kind: str, name: str, value: float, batch: int) -> None:
         self._warned_not_finite.add(name)
         self._warn(
-            "The %s metric %r is %s at batch %d; it is recorded as such, and training goes on. Later ones of this "
-            "metric are not announced.",
+            "The %s metric %r is %s at batch %d; it is recorded as such, and training continues. Later cases of this "
+            "metric are not logged.",
             kind,
             name,
             value,

@@ -60,7 +60,7 @@ class MetricReducer(abc.ABC):
 
 
 class FunctionReducer(MetricReducer):
-    """Gathers values with `update` and hands all of them to a function."""
+    """Gathers values with `update` and passes all of them to a function."""
 
     def __init__(self, function: Callable[[list[Any]], Any]) -> None:
         self._function = function
@@ -84,7 +84,7 @@ class FunctionReducer(MetricReducer):
 
 
 NO_RESULT: Any = object()
-"""The result of a reducer that got no values on any rank, where that is known."""
+"""The result of a reducer that got no values on any rank, if that is known."""
 
 
 def _state_of(reducer: MetricReducer) -> dict[str, Any]:
@@ -120,16 +120,16 @@ def is_plain(value: Any) -> bool:
 
 
 class TorchMetricsReducer(MetricReducer):
-    """A metric of the torchmetrics library, which combines ranks by itself."""
+    """A metric of the torchmetrics library, which synchronizes ranks itself."""
 
     def __init__(self, metric: Any) -> None:
         self.metric = metric
         self.is_updated_somewhere = False
-        """Whether any rank has added something since the reset."""
+        """Whether any rank has updated the metric since the reset."""
 
     @property
     def is_updated(self) -> bool:
-        """Whether this rank has added something since the reset."""
+        """Whether this rank has updated the metric since the reset."""
         return all(member.update_called for member in self.members)
 
     @property
@@ -141,10 +141,10 @@ class TorchMetricsReducer(MetricReducer):
         self.metric.reset()
 
     def per_slot_reduce(self) -> Any:
-        """Return the computed metric; None if no rank has added something since the reset."""
+        """Return the computed metric; None if no rank has updated it since the reset."""
         if not self.is_updated_somewhere:
             return None
-        with warnings.catch_warnings():  # of a rank that has added nothing, such as one without validation batches
+        with warnings.catch_warnings():  # of a rank without updates, such as one without validation batches
             warnings.filterwarnings("ignore", message=".*was called before the ``update`` method")
             return self.metric.compute()
 
@@ -237,7 +237,7 @@ class ReducerSet:
         return [w for w in self._wrapped if (w.for_training if for_training else w.for_validation)]
 
     def _agree_on_updates(self, reducers: Sequence[MetricReducer]) -> None:
-        """Let metrics that combine ranks by themselves do so on all ranks or on none."""
+        """Let metrics that synchronize ranks themselves do so on all ranks or on none."""
         own = [reducer for reducer in reducers if isinstance(reducer, TorchMetricsReducer)]
         if not own:
             return
@@ -246,7 +246,7 @@ class ReducerSet:
             reducer.is_updated_somewhere = any(flags)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what each reducer has gathered, as far as it is plain data."""
+        """Return what each reducer has gathered; values that are not plain data are left out."""
         return {"gathered": [_state_of(wrapped.reducer) for wrapped in self._wrapped]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -259,7 +259,7 @@ class ReducerSet:
 def _adapted(reducer: Any) -> MetricReducer:
     if isinstance(reducer, MetricReducer):
         return reducer
-    torchmetrics = sys.modules.get("torchmetrics")  # who has such an object has imported it
+    torchmetrics = sys.modules.get("torchmetrics")  # a program with such an object has imported it
     if torchmetrics and isinstance(reducer, (torchmetrics.Metric, torchmetrics.MetricCollection)):
         return TorchMetricsReducer(reducer)
     if isinstance(reducer, type) or not callable(reducer):

@@ -18,7 +18,7 @@ from determined.pytorch._metrics.reducers import Reducer, is_plain, mean, number
 class MetricWindow:
     """The metrics of the batches since the last report, a column for each name.
 
-    On a GPU nothing is read before `take`, so that the host never waits between reports.
+    Tensors on a GPU are not read before `take`, so the host never waits between reports.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class MetricWindow:
         if metrics.keys() != columns.keys():
             self._match(metrics)
         for name, value in metrics.items():
-            # What `hold` does for nearly all metrics of a training on the CPU, without the call.
+            # Same as `hold` for the usual metrics on the CPU, without the call.
             is_number = type(value) is Tensor and value.is_cpu and value.numel() == 1
             columns[name].append(value.item() if is_number else hold(value))
         self._count += 1
@@ -75,7 +75,7 @@ class MetricWindow:
 
 
 def hold(value: Any) -> Any:
-    """Return a metric so that nothing done later to the graph, the tensor or the container changes it."""
+    """Return a metric that does not change when the program later changes the tensor or the container."""
     if type(value) is float:
         return value
     if isinstance(value, Tensor):
@@ -98,10 +98,10 @@ def hold(value: Any) -> Any:
 def hold_on_device(tensor: Tensor) -> _Held:
     """Return a tensor that stays on its device, with what is needed to notice a change in place."""
     if tensor.is_inference():
-        # Such a tensor counts no versions, so only a copy is safe from changes; the copy is an ordinary tensor.
+        # Inference tensors have no version counter, so only a copy is safe; the copy is an ordinary tensor.
         with torch.inference_mode(False):
             return _Held(tensor.clone())
-    # A tensor that was written in place before may be so again.
+    # A tensor that was written in place before may be written again.
     return _Held(tensor.detach() if tensor._version == 0 else tensor.detach().clone())
 
 
@@ -144,9 +144,9 @@ def _held_in(column: list[Any]) -> list[_Held]:
 def _read_device(unread: Sequence[_Held]) -> None:
     """Read the values of tensors on one device, all in one transfer."""
     tensors = [held.tensor for held in unread]
-    if len({tensor.dtype for tensor in tensors}) > 1:  # counts must not be rounded to the format of a loss
+    if len({tensor.dtype for tensor in tensors}) > 1:  # counts must not be rounded to the dtype of a loss
         tensors = [tensor.double() for tensor in tensors]
-    if not any(tensor.dim() for tensor in tensors):  # nearly always; the other way takes a while for each batch
+    if not any(tensor.dim() for tensor in tensors):  # nearly always; the other branch is slow
         values = torch.stack(tensors).tolist()
     else:
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).double().cpu()
@@ -206,7 +206,7 @@ def averaged_over_ranks(parts: Sequence[BatchColumns]) -> BatchColumns:
 
 
 def _average_of_ranks(values: Sequence[Any]) -> Any:
-    """Return the mean of a batch's values; arrays and lists stay arrays, so that they fit those of other batches."""
+    """Return the mean of a batch's values over ranks; arrays and lists stay arrays, as in other batches."""
     if are_floats(values):
         return mean(values)
     present = [value for value in values if value is not MISSING]

@@ -139,7 +139,7 @@ class HalfWeights(ApexPrecision):
     def prepare(self, model: nn.Module) -> None:
         """Cast a model's weights and inputs to half, and its outputs back."""
         _halve(model, self._dtype, self._level.fp32_batchnorm)
-        # Hooks without a reference to this object: copies of the model copy their hooks.
+        # Hooks hold no reference to this object, because copies of the model copy their hooks.
         model.register_forward_pre_hook(functools.partial(_cast_inputs, self._dtype), with_kwargs=True)
         model.register_forward_hook(functools.partial(_cast_output, self._output_type))
 
@@ -172,7 +172,7 @@ class HalfWeights(ApexPrecision):
         return state
 
     def load_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Restore them; fp32 copies that the checkpoint does not hold get the weights of the model."""
+        """Restore the state; fp32 copies that the checkpoint does not hold get the weights of the model."""
         super().load_state_dict(checkpoint)
         saved = checkpoint.get("amp_state", {}).get("master_weights")
         saved = saved or [[parameter for _, parameter in pairs] for pairs in self._masters.values()]
@@ -197,7 +197,7 @@ def _halve(model: nn.Module, dtype: torch.dtype, fp32_batchnorm: bool) -> None:
                 if tensor.is_floating_point():
                     tensor.data = tensor.data.to(dtype)
         if isinstance(module, nn.RNNBase):
-            module.flatten_parameters()  # cuDNN wants the new weights in one piece
+            module.flatten_parameters()  # cuDNN needs the new weights in one block of memory
 
 
 def _master_copies(optimizer: Optimizer) -> list[tuple[Tensor, nn.Parameter]]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 STATE_KEY = "free_parameters"
 _GRADIENT = "free."
-"""Prefix of the names of gradients; those of models begin with a number."""
+"""Prefix of the names of gradients; names of model gradients begin with a number."""
 
 
 def named(context: PyTorchTrialContext) -> dict[str, nn.Parameter]:
@@ -59,7 +59,7 @@ def check(context: PyTorchTrialContext) -> None:
 
 
 def describe(name: str, parameter: Tensor) -> str:
-    """Return the position and the shape of a free parameter in words."""
+    """Return a description of a free parameter: its position and shape."""
     number, group, position = name.split(".")
     return f"parameter {position} of group {group} of optimizer {number} (shape {tuple(parameter.shape)})"
 
@@ -106,7 +106,7 @@ def restore(context: PyTorchTrialContext, checkpoint: Mapping[str, Any]) -> None
 
 
 def gradients(context: PyTorchTrialContext) -> dict[str, Tensor]:
-    """Return the gradients of free parameters, which exist between aggregated steps."""
+    """Return the gradients of free parameters that exist, as between aggregated steps."""
     return {_GRADIENT + name: one.grad for name, one in named(context).items() if one.grad is not None}
 
 
@@ -123,7 +123,7 @@ def restore_gradients(context: PyTorchTrialContext, saved: Mapping[str, Tensor])
 def share(context: PyTorchTrialContext) -> dict[Optimizer, Callable[[], None]]:
     """Broadcast the chief's free parameters; return functions that average their gradients before an optimizer steps.
 
-    Returns none for a process that trains alone. All ranks must call this.
+    Returns an empty dict for a process that trains alone. All ranks must call this.
     """
     free = named(context)
     ids = {id(parameter) for parameter in free.values()}

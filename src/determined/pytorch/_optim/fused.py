@@ -27,7 +27,7 @@ def fuse(optimizers: list[Optimizer], models: list[nn.Module]) -> str | None:
     for optimizer in fused:
         for settings in (optimizer.defaults, *optimizer.param_groups):
             settings["fused"] = True
-        # As its constructor does: a gradient scaler then leaves unscaling and skipping steps to the kernel.
+        # As its constructor does: a gradient scaler then lets the kernel unscale gradients and skip steps.
         optimizer.__dict__["_step_supports_amp_scaling"] = True
         place_steps(optimizer)
     names = ", ".join(sorted({type(optimizer).__name__ for optimizer in fused}))
@@ -36,7 +36,7 @@ def fuse(optimizers: list[Optimizer], models: list[nn.Module]) -> str | None:
 
 
 def _is_free_to_fuse(optimizer: Optimizer) -> bool:
-    """Return whether torch has a fused step for an optimizer and the program leaves the choice to torch."""
+    """Return whether torch has a fused step for an optimizer and the program did not choose an implementation."""
     if type(optimizer) not in _KINDS:
         return False
     undecided = all(

@@ -1,4 +1,4 @@
-"""From a loss to a step: accumulate, average, clip, step, zero."""
+"""Optimizer steps: aggregate, average, clip, step, zero."""
 
 from __future__ import annotations
 

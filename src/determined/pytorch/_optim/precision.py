@@ -1,4 +1,4 @@
-"""Number formats: full precision, autocast, half weights; and the loss scaling they need."""
+"""Precision: fp32, autocast, half weights; and the loss scaling they need."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Precision:
         self._scaler = scaler
 
     def prepare(self, model: nn.Module) -> None:
-        """Make a model, already on its device, compute in this precision."""
+        """Make a model, which is on its device already, compute in this precision."""
 
     def groups_of(self, optimizer: Optimizer) -> list[list[nn.Parameter]]:
-        """Return the parameters of an optimizer by group, those that the program computes with."""
+        """Return the parameters of an optimizer by group, as the model holds them."""
         return [list(group["params"]) for group in optimizer.param_groups]
 
     def scale(self, loss: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class Precision:
         if in_place or not _zeroes_like_torch(optimizer):
             optimizer.zero_grad(set_to_none=not in_place)
             return
-        for group in optimizer.param_groups:  # as torch does, without reading each gradient first
+        for group in optimizer.param_groups:  # same as torch, without reading each gradient first
             for parameter in group["params"]:
                 parameter.grad = None
 
@@ -60,7 +60,7 @@ class Precision:
         """Finish a batch after all optimizers have stepped."""
 
     def forget_batch(self) -> None:
-        """Forget which optimizers have stepped in a batch that is trained again from its start."""
+        """Forget which optimizers have stepped, before the batch is trained again from its start."""
         if isinstance(self._scaler, GradScaler):
             self._scaler._per_optimizer_states.clear()
 
@@ -97,7 +97,7 @@ class Scaled(Precision):
 
     def step(self, optimizer: Optimizer, edit: EditGradients | None, scaler: GradScaler | None) -> None:
         if scaler is None and self._scaler is not None:
-            if id(optimizer) in self._stepped:  # a second step in this batch; a scaler allows one per update
+            if id(optimizer) in self._stepped:  # a second step in this batch; a scaler allows one step per update
                 self.after_batch()
             self._stepped.add(id(optimizer))
             scaler = self._scaler
@@ -106,7 +106,7 @@ class Scaled(Precision):
         super().step(optimizer, edit, scaler)
 
     def after_batch(self) -> None:
-        """Let the scaler adapt, once per batch in which an optimizer stepped."""
+        """Update the scaler, once per batch in which an optimizer stepped."""
         if self._stepped and self._scaler is not None:
             self._scaler.update()
         self._stepped.clear()
@@ -127,7 +127,7 @@ class Autocast(Scaled):
         self._dtype = dtype
 
     def prepare(self, model: nn.Module) -> None:
-        """Add hooks around the model's forward; copies of the model keep them."""
+        """Add hooks around the model's forward, which copies of the model keep."""
         hook = _AutocastHook(self._device_type, self._dtype)
         model.register_forward_pre_hook(hook.enter)
         model.register_forward_hook(hook.leave, always_call=True)
@@ -179,7 +179,7 @@ class StaticScaler(GradScaler):
         return {"scale": self._factor}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the factor of the program."""
+        """Do nothing: the factor is the one that the program set."""
 
 
 class BoundedScaler(GradScaler):
@@ -213,7 +213,7 @@ def divide_gradients(parameters: Iterable[nn.Parameter], divisor: float) -> None
 
 
 def cast_floats(data: Any, dtype: torch.dtype, only: Sequence[torch.dtype] | None = None) -> Any:
-    """Return the structure with its floating-point tensors, or `only` those of some formats, in another format."""
+    """Return the structure with its floating-point tensors, or `only` those of some dtypes, cast to a dtype."""
 
     def cast(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):

@@ -28,7 +28,7 @@ MAX_METRICS = 8
 
 
 class _Output:
-    """A text stream that never fails: characters it cannot encode are replaced, and a broken stream is left alone."""
+    """A text stream that never raises: replaces characters it cannot encode, and ignores a broken stream."""
 
     def __init__(self, output: TextIO) -> None:
         self._output = output
@@ -59,12 +59,12 @@ class _Output:
             return
         try:
             action(*arguments)
-        except (OSError, ValueError):  # a pipe that nobody reads, a full disk, a closed file
+        except (OSError, ValueError):  # a broken pipe, a full disk, a closed file
             self._broken = True
 
 
 class _Meter:
-    """The throughput of training, by the time spent on training alone."""
+    """The throughput of training; time outside of training does not count."""
 
     def __init__(self, length_of: Callable[[Any], int | None], ranks: int) -> None:
         self._length_of = length_of
@@ -78,7 +78,7 @@ class _Meter:
         """The throughput of the last window, with its unit."""
 
     def trained(self, last_batch: Any, count: int) -> None:
-        """Count batches, all but the last of the usual length."""
+        """Count batches; all but the last have the usual length."""
         self._seconds += time.monotonic() - self._since
         self.pause()
         length = self._length_of(last_batch) or 0
@@ -87,7 +87,7 @@ class _Meter:
         self._batches += count
 
     def pause(self) -> None:
-        """Leave out the time since the last batch."""
+        """Do not count the time since the last batch."""
         self._since = time.monotonic()
 
     def end_window(self) -> None:
@@ -101,7 +101,7 @@ class _Meter:
 
 
 class Display:
-    """Keeps what is to be shown, and shows nothing itself: the display of ranks other than the chief."""
+    """Keeps what to show, and shows nothing itself. Used on all ranks but the chief."""
 
     def __init__(self, progress: Progress, plan: Plan, length_of: Callable[[Any], int | None], ranks: int) -> None:
         self._progress = progress
@@ -150,7 +150,7 @@ class Display:
         """Show a line that stays."""
 
     def _log(self, text: str) -> None:
-        """Show what happened at this position, where that is not shown otherwise."""
+        """Print an event with its position, if the display prints lines."""
 
     def _position(self) -> str:
         position = f"batch {self._progress.batches_trained}/{self._total}"
@@ -231,7 +231,7 @@ def display_for(
 ) -> Display:
     """Return the display for this process's output. Only the chief shows anything: the throughput of all ranks."""
     arguments = (progress, plan, length_of, ranks.size)
-    if not ranks.is_chief or sys.stdout is None:  # as in programs of pythonw
+    if not ranks.is_chief or sys.stdout is None:  # as under pythonw
         return Display(*arguments)
     output = _Output(sys.stdout)
     switch = os.environ.get(SWITCH)

@@ -21,10 +21,10 @@ STAGES = {
     "validation": "validation",
     "checkpoint": "checkpoints",
 }
-"""The stages of the loop: the names under which their times are recorded, and the words of the summary."""
+"""The stages of the loop: the names of their recorded times, and their names in the summary."""
 
 MAX_DATA_SHARE = 0.3
-"""The share of the time spent on waiting for data from which the summary advises faster loading."""
+"""The share of time spent waiting for data from which the summary advises faster loading."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Timings:
         return min(later) if self._enabled and later else None
 
     def check(self, batches_trained: int) -> None:
-        """Begin or end timing if it is time to."""
+        """Start or stop timing if this batch is the first or the last to time."""
         is_inside = self._begin <= batches_trained and (self._end is None or batches_trained < self._end)
         if self._on != (self._enabled and is_inside):
             self._on = not self._on
@@ -102,7 +102,7 @@ class Timings:
         return means
 
     def summary(self) -> list[str]:
-        """Return lines that say where the time went while timing was on, and what to change; none if it never was."""
+        """Return lines with the share of each stage in the measured time, and advice; none if timing was never on."""
         self.take()
         self._clock()
         if not self._total:

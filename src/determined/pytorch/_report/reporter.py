@@ -1,4 +1,4 @@
-"""Report what a run measures: to its record, to the terminal and to callbacks."""
+"""Reports metrics and times to the record, the terminal and the callbacks."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class Reporter:
 
     @property
     def timed(self) -> Timed:
-        """What returns a function that measures the time of a stage, while times are measured."""
+        """Wraps a function of a stage so that it is timed while timing is on."""
         return self.timings.timed
 
     def next_stop(self) -> int:
-        """Return the number of batches at which measuring times begins or ends; after a batch that compiles."""
+        """Return the number of batches at which timing starts or stops; the next one if this batch compiles."""
         done = self.progress.batches_trained
         change = done + 1 if self.compiles else self.timings.next_change(done)
         return NEVER if change is None else change
 
     def begin_stretch(self) -> Timed:
-        """Begin or end to measure times if it is time to, and return `timed`; before each stretch of batches."""
+        """Start or stop timing if it is due, and return `timed`. Call it before each stretch of batches."""
         self.timings.check(self.progress.batches_trained)
         if self.compiles:
             self.display.say("The first batch compiles the models, which can take minutes.")
@@ -96,18 +96,18 @@ class Reporter:
             self.reducers.reset()
 
     def with_position(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Return metrics with how far training has come, unless the trial has metrics of such names."""
+        """Return metrics with the position of training, `batches` and `epochs`, unless the trial has such metrics."""
         position = {"batches": self.progress.batches_trained, "epochs": self.progress.epochs_trained}
         return metrics | position | metrics
 
     def report_times(self) -> None:
-        """Report the times since the last window, and show where all of the time went."""
+        """Report the times since the last window, and show the share of each stage in the total."""
         self._report_times()
         for line in self.timings.summary():
             self.display.say(line)
 
     def show_places(self, checkpoint: str | None, is_first_fit: bool) -> None:
-        """Show where everything is, and how to go on from a checkpoint; the runner of a managed run shows it."""
+        """Show where the results are and how to continue; in a managed run, the runner shows this."""
         services = self.services
         if not services.distributed.is_chief or services.info is not None:
             return
@@ -123,7 +123,7 @@ class Reporter:
             self.display.say(f"{label:>11}: {place}")
 
     def _over_ranks(self, own: BatchColumns) -> tuple[BatchColumns, dict[str, Any]]:
-        """Return the metrics of each batch, and those of the window, over all ranks."""
+        """Return the metrics of each batch and of the window, over all ranks."""
         ranks, reducers = self.services.distributed, self.reducers
         if ranks.size == 1:
             return own, averages(own) | reducers.reduce(for_training=True)

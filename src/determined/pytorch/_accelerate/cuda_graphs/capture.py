@@ -34,7 +34,7 @@ class CapturedBatch:
                 self._graph,
                 pool=pool,
                 stream=torch.cuda.current_stream(),
-                capture_error_mode="thread_local",  # other threads, which write checkpoints, may go on
+                capture_error_mode="thread_local",  # other threads, which write checkpoints, continue
             ),
         ):
             metrics = train_batch(own)
@@ -48,7 +48,7 @@ class CapturedBatch:
         for own, given in zip(self._inputs, tensors_in(batch), strict=True):
             own.copy_(given, non_blocking=True)
         self._graph.replay()
-        if self._gradients is not None:  # the program keeps gradients between batches: those of this graph
+        if self._gradients is not None:  # the program keeps gradients between batches, and this graph has its own
             for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
                 parameter.grad = gradient
         # The next replay overwrites the outputs of this one.

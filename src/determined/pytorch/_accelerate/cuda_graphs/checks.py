@@ -89,7 +89,7 @@ def _noting_waits(note: Callable[[str, str | None], None]) -> Iterator[None]:
 
 
 class _CopyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
-    """Notes tensors that are copied from the host: a graph would read their memory again after it was freed."""
+    """Notes tensors that are copied from the host: a graph would read their memory after it was freed."""
 
     def __init__(self, note: Callable[[str, str | None], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # of torch
@@ -100,7 +100,7 @@ class _CopyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torc
         if func in _COPIES and isinstance(result, Tensor) and result.is_cuda:
             source = args[1] if func is torch.ops.aten.copy_.default else args[0]
             if source.device.type == "cpu":
-                self._note("train_batch() sends a tensor to the GPU by itself", _place_in_program())
+                self._note("train_batch() copies a tensor to the GPU", _place_in_program())
         return result
 
 

@@ -48,7 +48,7 @@ def step_functions(
     """Give the functions of a training step: with CUDA graphs if the trial uses them, else those passed in."""
     options = context.experimental.graph_options
     if options is not None and (reason := _obstacle(context)) is not None:
-        say(f"Training goes on without CUDA graphs: {reason}.")
+        say(f"Training continues without CUDA graphs: {reason}.")
         options = None
     if options is None:
         yield StepFunctions(train_batch, move, ends_batches=False)
@@ -173,7 +173,7 @@ class GraphedTraining:
         return self._options.warmup if len(self._seen) == 1 else _LATER_WARMUP
 
     def _is_inspected_now(self) -> bool:
-        """Return whether this batch is the last but one before a capture: the first and the last initialize state."""
+        """Return whether this is the second to last batch before a capture: the first and the last initialize state."""
         return self._seen.get(self._key()) == self._warmup() - 1
 
     def _is_captured_now(self) -> bool:
@@ -226,7 +226,7 @@ class GraphedTraining:
     def _give_up(self, refusal: str) -> None:
         """Capture no more graphs; those captured stay in use."""
         self._captures_more = False
-        what = "Other batches train" if self._graphs else "Training goes on"
+        what = "Other batches train" if self._graphs else "Training continues"
         self._say(f"{what} without CUDA graphs: {refusal}.")
 
     # Verifying
