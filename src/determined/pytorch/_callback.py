@@ -65,10 +65,10 @@ class PyTorchCallback:
         """Run on the chief when a checkpoint's files are written; may add files to the folder."""
 
     def on_checkpoint_end(self, checkpoint_dir: str) -> None:
-        """Run as `on_checkpoint_write_end` does; deprecated in favour of it."""
+        """Deprecated: override `on_checkpoint_write_end`, which runs at the same time."""
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
-        """Run when a checkpoint is complete in its storage. Training waits for it, at the batch of the checkpoint."""
+        """Run when a checkpoint is complete in its storage. Training waits for this hook."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to restore after a resume: plain values and tensors."""

@@ -46,7 +46,7 @@ def compile_models(context: PyTorchTrialContext) -> bool:
     if options is None:
         return False
     models = [context.backend.unwrap(model) for model in context.models]
-    fresh = [model for model in models if not isinstance(model.__dict__.get("forward"), CompiledForward)]
-    for model in fresh:
+    uncompiled = [model for model in models if not isinstance(model.__dict__.get("forward"), CompiledForward)]
+    for model in uncompiled:
         model.__dict__["forward"] = CompiledForward(model, options)
-    return bool(fresh)
+    return bool(uncompiled)

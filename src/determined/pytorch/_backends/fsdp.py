@@ -285,9 +285,9 @@ class CollectiveEvalBatches(EvalBatches):
         for number in itertools.count():
             batch = next(batches, nothing)
             wants_stop = number > 0 and self.stopping()
-            news = self.distributed.allgather((batch is not nothing, wants_stop))
-            have_one = [has_batch for has_batch, _ in news]
-            self.stopped = any(stop for _, stop in news)
+            per_rank = self.distributed.allgather((batch is not nothing, wants_stop))
+            have_one = [has_batch for has_batch, _ in per_rank]
+            self.stopped = any(stop for _, stop in per_rank)
             if self.stopped or not any(have_one):
                 return
             if number == 0 and not all(have_one):

@@ -106,11 +106,11 @@ def _narrow_store(timeout: datetime.timedelta) -> tuple[Any, int, int] | None:
         return None
     host, port = variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")
     try:
-        door = listen(host, int(port)).detach()
+        listen_fd = listen(host, int(port)).detach()
     except (OSError, ValueError):
         return None
     serve = dist.TCPStore  # type: ignore[attr-defined]  # as documented
-    return serve(host, int(port), int(size), True, timeout, multi_tenant=True, master_listen_fd=door), 0, int(size)
+    return serve(host, int(port), int(size), True, timeout, multi_tenant=True, master_listen_fd=listen_fd), 0, int(size)
 
 
 def _use_device(local_rank: int) -> torch.device:

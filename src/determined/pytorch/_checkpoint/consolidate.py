@@ -1,4 +1,4 @@
-"""Make a checkpoint of sharded models one of whole models."""
+"""Converts a checkpoint of sharded models into one of unsharded models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from determined.pytorch._checkpoint import objects
 
 
 def consolidate_checkpoint(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Copy a checkpoint that was saved with `use_fsdp` into a folder, with all tensors whole in `state_dict.pth`.
+    """Copy a checkpoint that was saved with `use_fsdp` into a folder, with all tensors unsharded in `state_dict.pth`.
 
     Needs host memory for the whole state of the training, but neither a GPU nor other processes.
     """

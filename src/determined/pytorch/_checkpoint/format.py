@@ -54,12 +54,12 @@ def existing_folder(path: str | os.PathLike[str]) -> pathlib.Path:
     return folder
 
 
-def rules_of(trial_class: type, fresh: Mapping[str, Any]) -> objects.Rules:
-    """Return which classes a checkpoint may hold for a trial whose state holds `fresh` before it loads anything.
+def rules_of(trial_class: type, initial: Mapping[str, Any]) -> objects.Rules:
+    """Return which classes a checkpoint may hold for a trial whose state holds `initial` before it loads anything.
 
     Raises `InvalidExperimentException` if they hold what cannot be saved.
     """
-    return objects.Rules(fresh, functools.cache(functools.partial(code.program_modules, trial_class)))
+    return objects.Rules(initial, functools.cache(functools.partial(code.program_modules, trial_class)))
 
 
 def write(folder: pathlib.Path, state: dict[str, Any], description: dict[str, Any]) -> None:
@@ -75,7 +75,7 @@ def write_state(folder: pathlib.Path, state: dict[str, Any]) -> None:
 
 
 def check(state: dict[str, Any]) -> None:
-    """Refuse a state, in plain data, that could not be loaded safely."""
+    """Raise for a state, in plain data, that could not be loaded safely."""
     _save(state, io.BytesIO())
 
 
@@ -91,7 +91,7 @@ def _save(state: dict[str, Any], file: IO[bytes]) -> None:
 def read(folder: pathlib.Path, **options: Any) -> dict[str, Any]:
     """Return the state in a checkpoint's folder, also of one that Determined wrote.
 
-    Objects of other classes are still plain data, until `objects.decode` makes them.
+    Objects are still plain data; `objects.decode` makes them objects again.
     `options` are passed to `torch.load`. By default, only data is loaded, with tensors on the CPU.
     """
     path = folder / STATE_FILE

@@ -1,4 +1,4 @@
-"""Read checkpoints that Determined 0.13 to 0.38 wrote, admitting just the types that their files hold.
+"""Reads checkpoints that Determined 0.13 to 0.38 wrote, allowing only the types that their files hold.
 
 What changed over the versions, oldest first: the state of one model, optimizer and scheduler; lists of them;
 `workload_sequencer.pkl` with the batches trained; `load_data.json`, which describes the trial as `metadata.json` did;
@@ -62,7 +62,7 @@ def _metadata(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def load_state(path: pathlib.Path, **options: Any) -> Any:
-    """Return the contents of `state_dict.pth` in the present form, read by `torch.load` with these options."""
+    """Return the contents of `state_dict.pth` in the current form, read by `torch.load` with these options."""
     # Of a pickled NumPy generator state: arrays, made by the same function under its names in NumPy 1 and 2.
     reconstruct: Any = np.ndarray(0).__reduce__()[0]
     names = ("numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct")
@@ -83,7 +83,7 @@ def _with_lists(state: Mapping[str, Any]) -> dict[str, Any]:
 def load_progress(folder: pathlib.Path) -> dict[str, Any]:
     """Return the progress in our form from a pickled dict of ints; the oldest checkpoints start at batch 0.
 
-    Without `epochs_trained` in versions that counted batches alone.
+    Versions that counted only batches have no `epochs_trained`.
     """
     path = _progress_file(folder)
     if path is None:

@@ -1,4 +1,4 @@
-"""Build a trial from a checkpoint, to look at its models or use them."""
+"""Builds a trial from a checkpoint, to inspect or use its models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from determined.pytorch._trial import PyTorchTrial
 
 
 class CheckpointLoadContext(PyTorchTrialContext):
-    """A context for a trial that is built to be looked at, without a run."""
+    """A context for a trial that is loaded from a checkpoint, without a run."""
 
     def __init__(self, hparams: Mapping[str, Any] | None = None, exp_conf: Mapping[str, Any] | None = None) -> None:
         super().__init__(hparams=hparams, exp_conf=exp_conf)
@@ -40,7 +40,7 @@ def load_trial_from_checkpoint_path(
 
     Without `trial_class`, the class is imported from the checkpoint's `code/` folder, which RUNS that code:
     load only checkpoints that you trust, or pass the class. `trial_kwargs` are further arguments of its
-    constructor; `torch_load_kwargs` those of `torch.load`, such as `{"map_location": "cpu"}`.
+    constructor; `torch_load_kwargs` are passed to `torch.load`, such as `{"map_location": "cpu"}`.
     """
     folder = checkpoint_format.existing_folder(path)
     if kwargs:
@@ -113,7 +113,7 @@ def _trial_class(
         )
     tops = [path / module.partition(".")[0] for path in import_paths]
     if not any(top.is_dir() or top.with_suffix(".py").is_file() for top in tops):
-        # Else any module that this process can find would run.
+        # Otherwise any module that this process can import would run.
         raise errors.InvalidCheckpointException(
             f"The module of the trial class {spec!r} is not in {folder / checkpoint_format.CODE_FOLDER}; "
             "pass trial_class=YourTrial."
@@ -133,7 +133,7 @@ def _trial_class(
 
 
 def _script_module(qualname: str, import_paths: list[pathlib.Path]) -> str | None:
-    """Return the only module that defines a class which its script called `__main__:Class`; else None."""
+    """Return the module that defines the class of the spec `__main__:Class`; None unless exactly one does."""
     name = qualname.partition(".")[0]
     files = [path for folder in import_paths for path in sorted(folder.glob("*.py"))]
     found = [path.stem for path in files if name in _classes_in(path)]

@@ -159,7 +159,7 @@ class Encoder:
         return {_OBJECT: {"class": name, "new": is_new, **parts}}
 
     def _name(self, target: Any, qualname: str, place: Place, use: Use) -> str:
-        """Return the name of a class or function, and list it; refuse one that its name does not lead to."""
+        """Return the name of a class or function, and list it; raise if the name does not lead back to it."""
         module = getattr(target, "__module__", None) or type(target).__module__
         if module == "torch" and vars(torch).get(name := qualname.rpartition(".")[2]) is target:
             qualname = name  # the __qualname__ of torch.relu names a class that torch does not have
@@ -199,19 +199,19 @@ def _refusal(place: Place, what: str) -> errors.InvalidExperimentException:
 class Rules:
     """Which classes and functions a state may hold, by place.
 
-    Everywhere: harmless ones of the standard library, and those given to `torch.serialization.add_safe_globals`. Under
-    an entry of the state: those that the program itself holds there before it loads anything (`fresh`). For a program
-    whose modules are known also its own classes if making an instance runs no code of theirs, and its own functions in
-    entries that `fresh` does not have, since only the program itself reads those.
+    Everywhere: harmless classes of the standard library, and those given to `torch.serialization.add_safe_globals`.
+    Under an entry of the state: the ones that the program holds there before it loads anything (`initial`). With
+    `modules`, the names of the program's own modules, also its classes if making an instance runs none of their code,
+    and its functions in entries that `initial` does not have, since only the program itself reads those.
     """
 
     def __init__(
-        self, fresh: Mapping[str, Any] | None = None, modules: Callable[[], Iterable[str]] = lambda: ()
+        self, initial: Mapping[str, Any] | None = None, modules: Callable[[], Iterable[str]] = lambda: ()
     ) -> None:
         encoder = Encoder()
-        encoder.encode(dict(fresh or {}))
+        encoder.encode(dict(initial or {}))
         self._held = {(one.place[:2], one.use, one.name): one.target for one in encoder.found}
-        self._known = set(fresh or {})
+        self._known = set(initial or {})
         self._modules = modules
 
     def admits(self, one: Named) -> bool:
@@ -219,7 +219,7 @@ class Rules:
         return bool(self.target(one.place, one.name, one.use) == one.target)
 
     def target(self, place: Place, name: str, use: Use) -> Any:
-        """Return the class or function that a name stands for; None if it may not be used so here."""
+        """Return the class or function that a name stands for; None if it is not allowed here."""
         harmless = (*_HARMLESS, *_HARMLESS_VALUES) if use is Use.VALUE else _HARMLESS
         everywhere = _safe_globals() | {name_of(kind): kind for kind in harmless}
         found = everywhere.get(name, self._held.get((place[:2], use, name)))
@@ -271,7 +271,7 @@ def _runs_no_code(kind: type, use: Use) -> bool:
 
 
 def with_arrays(value: Any) -> Any:
-    """Return nested values with arrays again; objects stay plain data."""
+    """Return nested values with NumPy arrays restored; objects stay plain data."""
     if type(value) is dict and set(value) == {_ARRAY}:
         return value[_ARRAY].numpy()
     return map_plain(lambda _, one: with_arrays(one), value)

@@ -33,7 +33,7 @@ LATEST = "latest"
 def find(context: PyTorchTrialContext, trial_class: type, checkpoint: str | os.PathLike[str] | None) -> Saved | None:
     """Return the checkpoint of an id, at a path, or the latest one; None if there is none to continue from.
 
-    The latest one is one of a run with the same program, hyperparameters and data. All ranks must call this.
+    "latest" considers runs with the same program, hyperparameters and data. All ranks must call this.
     """
     if checkpoint is None:
         return None
@@ -57,7 +57,7 @@ def find(context: PyTorchTrialContext, trial_class: type, checkpoint: str | os.P
 def rules_for(trial_class: type, context: PyTorchTrialContext, state: RunState) -> objects.Rules:
     """Return which classes a checkpoint may hold: those that the program holds before it loads any.
 
-    Refuses states that could not be saved, before any work is done.
+    Raises for states that could not be saved, before any work is done.
     """
     initial = state.initial_state()
     rules = checkpoint_format.rules_of(trial_class, initial)

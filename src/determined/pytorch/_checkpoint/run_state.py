@@ -156,7 +156,7 @@ def _get(state: Mapping[str, Any], place: Sequence[str]) -> Any:
 
 
 def put_rank_states(state: dict[str, Any], per_rank: Sequence[dict[str, Any]]) -> None:
-    """Put the parts of each rank into a checkpoint: the chief's where a process that trains alone has its own."""
+    """Put the parts of each rank into a checkpoint: the chief's in the place of those of a single process."""
     state["rng_state"] = [one.pop("rng") for one in per_rank]
     chief, *others = per_rank
     if gradients := chief.pop("gradients"):
@@ -167,7 +167,7 @@ def put_rank_states(state: dict[str, Any], per_rank: Sequence[dict[str, Any]]) -
 
 
 def rank_states(state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the parts of each rank that `put_rank_states` put into a checkpoint, or that Determined did."""
+    """Return the parts of each rank that `put_rank_states` put into a checkpoint, or of a checkpoint of Determined."""
     loop = state["loop"]
     chief = {name: loop[name] for name in ("data", "window", "reducers") if name in loop}
     per_rank = [chief | {"gradients": state.get("gradients", {})}, *map(dict, loop.get("others", []))]

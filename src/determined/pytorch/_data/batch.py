@@ -70,9 +70,9 @@ def to_device(data: Any, device: torch.device | str | int, warned_types: set[typ
     """Return the same structure with its tensors on `device`.
 
     Enters dicts, lists, tuples and named tuples at any depth and keeps their types. NumPy arrays become tensors; other
-    objects with a `to` method move by `to(device)`. What cannot move stays as it is, with a `UserWarning` unless it is
-    a plain value such as a string or number: one for each type in a call, or with `warned_types`, a set of the types
-    warned about before, one for each type that is not in it.
+    objects with a `to` method are moved with `to(device)`. Other values stay as they are, with a `UserWarning` for each
+    type except plain ones such as strings and numbers. Types in the set `warned_types` get no warning; types that get
+    one are added to it.
 
         >>> to_device({"x": [torch.ones(1)], "name": "a"}, "cpu")
         {'x': [tensor([1.])], 'name': 'a'}

@@ -77,7 +77,7 @@ class DataLoader:
     def get_data_loader(
         self, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0, *, seed: int | None = None
     ) -> TorchDataLoader[Any]:
-        """Return the torch loader of one rank: repeated, then sharded by batch, then begun after `skip` batches.
+        """Return the torch loader of one rank: repeated, then sharded by batch, then started after `skip` batches.
 
         `seed` decides the order of a shuffled epoch. Default: torch's own seed.
         """
@@ -101,7 +101,7 @@ class DataLoader:
         start: Start = Start(),  # noqa: B008  # immutable
         shares: Sequence[int] | None = None,
     ) -> TorchDataLoader[Any]:
-        """Return the torch loader that begins at a position, as `OrderedBatches` describes it.
+        """Return the torch loader that starts at a position, as described in `OrderedBatches`.
 
         With `shares`, the batch sizes of all ranks, each rank cuts its part from common batches.
         """
@@ -221,7 +221,7 @@ def _fetcher(dataset: Any, collate_fn: Callable[[Any], Any]) -> Callable[[list[A
         if {*map(type, indices)} == {int}:
             chosen = torch.tensor(indices)
             return [tensor[chosen] for tensor in dataset.tensors]
-        return _collate([dataset[i] for i in indices])  # of a sampler with other kinds of indices
+        return _collate([dataset[i] for i in indices])  # a sampler with other kinds of indices
 
     if collate is _collate and _holds_rows(dataset):
         return rows

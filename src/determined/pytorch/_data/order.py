@@ -29,7 +29,7 @@ class BatchKey(list[Any]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Start:
-    """Where a number of ranks begins to train on the data: after `items` items of an epoch."""
+    """A position in the data at which ranks start: after `items` items of an epoch."""
 
     epoch: int = 0
     items: int = 0
@@ -121,7 +121,7 @@ class SamplerOrder:
         return drawn[: self.length]
 
     def _check_length(self, drawn: int) -> None:
-        """Refuse a sampler that yields less than its length; warn once about one that yields more."""
+        """Raise for a sampler that yields less than its length; warn once about one that yields more."""
         length, kind = self.length, self.kind
         if drawn < length and self.exact:
             raise ValueError(
@@ -144,7 +144,7 @@ class SamplerOrder:
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class OrderedBatches(Sampler[list[Any]]):
-    """A batch sampler over an order: repeated, then sharded by batch, then begun after `skip` batches.
+    """A batch sampler over an order: repeated, then sharded by batch, then started after `skip` batches.
 
     Without `repeat` it yields one epoch, that of `start`. With `share` it cuts each batch to that slice, for ranks
     with unequal batch sizes. With `keyed` batches carry the key by which loader workers seed themselves.

@@ -137,7 +137,7 @@ class PassStream:
         return {**state, "loader": self._stateful.state_dict()} if self._stateful else state
 
     def load_state_dict(self, state: dict[str, Any], batches_trained: int) -> None:
-        """Continue from this rank's position if as many ranks as now saved theirs. Call it before `open`."""
+        """Continue from this rank's position if the number of ranks is the same. Call it before `open`."""
         if self._ranks.size > 1 and state.get("ranks") != self._ranks.size and not self._begins_at:
             logger.warning(
                 "The checkpoint was saved by %s processes, and %d continue: data that each rank iterates itself cannot "
@@ -170,7 +170,7 @@ class PassStream:
             self._passes += 1
 
     def _pass(self, seed: int) -> Iterator[Any]:
-        """Iterate over the loader once, in an order of seed and pass alone if torch's generators decide it."""
+        """Iterate over the loader once; if torch's generators decide the order, it depends on seed and pass alone."""
         with self._seeded(seed, begin_pass(self._loader, self._passes)):
             batches = iter(self._loader)
             # Samplers draw when the first batch is asked for. Data that keeps its position may be past that.
@@ -207,7 +207,7 @@ class PassStream:
                 next(batches)
 
     def _compared(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches; warn if all ranks begin with the same one."""
+        """Yield the batches; warn if all ranks start with the same one."""
         first = next(batches)
         digests = self._ranks.allgather(digest(first))
         if digests[0] is not None and len(set(digests)) == 1 and self._ranks.is_chief:

@@ -58,7 +58,7 @@ class CheckpointPolicy:
         Raises `RuntimeError` if the metric that the user named is not a number.
         """
         if self.metric_name is None:
-            self.metric_name = _offered(metrics)
+            self.metric_name = _default_metric(metrics)
         elif self._is_named and self.metric_name in metrics:
             _number(self.metric_name, metrics)
         return self.always
@@ -118,7 +118,7 @@ class Best(CheckpointPolicy):
 
     def _choose(self, metrics: Mapping[str, Any]) -> bool:
         """Choose a metric to compare, if there is an obvious one, and show which."""
-        self.metric_name = _offered(metrics)
+        self.metric_name = _default_metric(metrics)
         if self.metric_name is not None and self._is_smaller_better is not None:
             way = "smallest" if self._is_smaller_better else "largest"
             self.say(f"The best checkpoint is the one with the {way} {self.metric_name}.")
@@ -170,7 +170,7 @@ def policy_of(settings: FitSettings, context: PyTorchTrialContext, say: Callable
     return Best(False, best_metric, smaller_is_better, default, best_elsewhere, say, services.distributed.is_chief)
 
 
-def _offered(metrics: Mapping[str, Any]) -> str | None:
+def _default_metric(metrics: Mapping[str, Any]) -> str | None:
     """Return the metric to compare if the user named none: the only one, or one with a usual name."""
     numbers = [name for name, value in metrics.items() if _is_number(value) and name not in POSITION_METRICS]
     if len(numbers) == 1:
