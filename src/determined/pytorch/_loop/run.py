@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -24,12 +24,13 @@ from determined.pytorch._loop.loop import Loop
 from determined.pytorch._loop.plan import Batch, Plan, TrainBoundaryType, TrainUnit
 from determined.pytorch._loop.policy import CheckpointPolicy, policy_of
 from determined.pytorch._loop.progress import Epochs, Progress
-from determined.pytorch._loop.steps import averaging_gradients, steps_after_batch
 from determined.pytorch._loop.stop import stops_of
 from determined.pytorch._loop.validation import Validation
 from determined.pytorch._metrics.window import MetricWindow
 from determined.pytorch._optim import free_parameters
 from determined.pytorch._optim.fused import fuse
+from determined.pytorch._optim.lr_scheduler import auto_steps
+from determined.pytorch._optim.precision import Scaled
 from determined.pytorch._report.display import display_for
 from determined.pytorch._report.profile import ProfilerSettings, Timings
 from determined.pytorch._report.reporter import Reporter
@@ -122,9 +123,9 @@ def _train(
         torch.enable_grad(),  # restored after the block, whatever the last validation leaves
         display,
         saver,
-        averaging_gradients(context, progress),
+        _averaging_gradients(context, progress),
         step_functions(context, trial.train_batch, context.batch_mover(), display.say) as steps,
-        steps_after_batch(context, progress, with_precision=not steps.ends_batches) as after_batch,
+        _steps_after_batch(context, progress, with_precision=not steps.ends_batches) as after_batch,
         Timings(settings.profiler, context.services.profiler, context.device) as timings,
     ):
         if note is not None:
@@ -153,6 +154,38 @@ def _train(
         reporter.report_times()
     deleted = _collect_checkpoints(context, policy, saver)
     reporter.show_places(None if saver.latest in deleted else saver.latest, settings.is_first_fit)
+
+
+@contextlib.contextmanager
+def _averaging_gradients(context: PyTorchTrialContext, progress: Progress) -> Iterator[None]:
+    """Average gradients over all ranks inside the block. All ranks must enter it."""
+
+    def steps_now() -> bool:
+        return (progress.batch_idx + 1) % context.aggregation_frequency == 0
+
+    aggregates = context.aggregation_frequency > 1
+    check = context.backend.start(context.models, steps_now if aggregates else None, context.compressed)
+    context.gradients.before_first_step = check
+    context.gradients.exchanges = free_parameters.share(context)
+    try:
+        yield
+    finally:
+        context.gradients.before_first_step = None
+        context.gradients.exchanges = {}
+        context.backend.stop()
+
+
+@contextlib.contextmanager
+def _steps_after_batch(
+    context: PyTorchTrialContext, progress: Progress, *, with_precision: bool
+) -> Iterator[list[Callable[[], None]]]:
+    """Yield the functions to call after each batch; often none."""
+    steps: list[Callable[[], None]] = []
+    if with_precision and isinstance(context.precision, Scaled):
+        steps.append(context.precision.after_batch)
+    steps += auto_steps(context.lr_schedulers, progress, context.aggregation_frequency)
+    with context.torch_profiler() if context.torch_profiler else contextlib.nullcontext() as profiler:
+        yield steps if profiler is None else [*steps, profiler.step]
 
 
 def _choose_seed(context: PyTorchTrialContext, saved: Saved | None) -> None:
