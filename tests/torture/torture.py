@@ -129,7 +129,7 @@ class Torturer:
             ended = self._run(home, after=rng.uniform(0, self._reference.seconds), signum=signum)
             counts.kills["any instant"] += ended.was_killed
             counts.stops += ended.was_stopped
-        counts.faults["unreadable latest checkpoints"] += ended.output.count("is skipped")
+        counts.faults["unreadable latest checkpoints"] += ended.output.count("is passed over")
         return ended
 
     def _stop(self, rng: random.Random, home: pathlib.Path, counts: Counts) -> Ended:

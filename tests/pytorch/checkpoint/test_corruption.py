@@ -212,7 +212,7 @@ def test_checkpoint_that_is_named_continues_with_a_warning_of_other_hyperparamet
 def test_latest_passes_over_a_damaged_checkpoint_naming_it(damage: Callable[[pathlib.Path], object], name: str) -> None:
     train(3, None)
     damage(folders()[-1] / name)
-    with pytest.warns(UserWarning, match=f"{folders()[-1].name} is skipped") as said:
+    with pytest.warns(UserWarning, match=f"{folders()[-1].name} is passed over") as said:
         trial = train(4)
     assert trial.seen == [(0, 2), (0, 3)]
     assert name in str(said[0].message)
@@ -222,7 +222,7 @@ def test_latest_passes_over_all_that_are_damaged() -> None:
     train(4, None)
     for folder in folders()[1:]:
         flip(folder / "state_dict.pth")
-    with pytest.warns(UserWarning, match="is skipped") as said:
+    with pytest.warns(UserWarning, match="is passed over") as said:
         assert train(2).seen == [(0, 1)]
     assert [folder.name in str(one.message) for folder, one in zip(folders()[3:0:-1], said, strict=True)] == [True] * 3
 
@@ -230,7 +230,7 @@ def test_latest_passes_over_all_that_are_damaged() -> None:
 def test_latest_passes_over_a_folder_that_is_gone() -> None:
     train(2, None)
     shutil.rmtree(folders()[-1])
-    with pytest.warns(UserWarning, match="is skipped"):
+    with pytest.warns(UserWarning, match="is passed over"):
         assert train(3).seen == [(0, 1), (0, 2)]
 
 
@@ -238,7 +238,7 @@ def test_latest_starts_anew_if_none_is_intact() -> None:
     train(2, None)
     for folder in folders():
         flip(folder / "state_dict.pth")
-    with pytest.warns(UserWarning, match="is skipped"):
+    with pytest.warns(UserWarning, match="is passed over"):
         assert train(2).seen == [(0, 0), (0, 1)]
 
 
@@ -248,7 +248,7 @@ def test_latest_after_damage_ends_as_a_run_without_a_break() -> None:
     shutil.rmtree(home().path)
     train(5, None)
     flip(folders()[-1] / "state_dict.pth")
-    with pytest.warns(UserWarning, match="is skipped"):
+    with pytest.warns(UserWarning, match="is passed over"):
         train(8)
     assert_same(state_in(folders()[-1]), whole)
 
@@ -257,7 +257,7 @@ def test_record_says_which_checkpoint_a_fallback_continues() -> None:
     train(3, None)
     flip(folders()[-1] / "state_dict.pth")
     intact = folders()[1].name
-    with pytest.warns(UserWarning, match="is skipped"):
+    with pytest.warns(UserWarning, match="is passed over"):
         train(4)
     assert (records().trial(2).source_checkpoint, records().trial(2).source_steps_completed) == (intact, 2)
 
@@ -282,7 +282,7 @@ def restarted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LineTrial]:
 def test_restart_passes_over_a_damaged_checkpoint(restarted: Callable[..., LineTrial]) -> None:
     train(3, None)
     flip(folders()[-1] / "state_dict.pth")
-    with pytest.warns(UserWarning, match=f"{folders()[-1].name} is skipped"):
+    with pytest.warns(UserWarning, match=f"{folders()[-1].name} is passed over"):
         assert restarted(folders()[-1].name, 4).seen == [(0, 2), (0, 3)]
 
 
@@ -291,7 +291,7 @@ def test_restart_from_what_is_no_checkpoint_takes_the_newest_one(
     gone: str, restarted: Callable[..., LineTrial]
 ) -> None:
     train(2, None)
-    with pytest.warns(UserWarning, match="is skipped"):
+    with pytest.warns(UserWarning, match="is passed over"):
         assert restarted(gone, 3).seen == [(0, 2)]
 
 
@@ -299,7 +299,7 @@ def test_restart_with_nothing_intact_says_so(restarted: Callable[..., LineTrial]
     train(1, None)
     flip(folders()[-1] / "state_dict.pth")
     with (
-        pytest.warns(UserWarning, match="is skipped"),
+        pytest.warns(UserWarning, match="is passed over"),
         pytest.raises(InvalidCheckpointException, match=r"Neither checkpoint .* nor one before it"),
     ):
         restarted(folders()[-1].name, 2)
@@ -348,7 +348,7 @@ def test_damaged_checkpoint_that_was_not_recorded_is_not_taken() -> None:
     last = folders()[-1]
     forget(last.name)
     flip(last / "state_dict.pth")
-    with pytest.warns(UserWarning, match=rf"{last.name} is not on record and is skipped: .*state_dict\.pth"):
+    with pytest.warns(UserWarning, match=rf"{last.name} is not on record and is passed over: .*state_dict\.pth"):
         assert train(4).seen == [(0, 2), (0, 3)]
     assert last not in folders()
 
@@ -380,5 +380,5 @@ def test_odd_metadata_of_an_unrecorded_checkpoint_does_not_disturb(metadata: str
     forget(last.name)
     (last / "metadata.json").write_text(metadata)
     reseal(last)
-    with pytest.warns(UserWarning, match=f"{last.name} is not on record and is skipped"):
+    with pytest.warns(UserWarning, match=f"{last.name} is not on record and is passed over"):
         assert train(3).seen == [(0, 1), (0, 2)]

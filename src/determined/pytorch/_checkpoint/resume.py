@@ -169,7 +169,7 @@ def _newest_intact(
         try:
             return _read(uuid, folder or services.checkpoint.store.path(uuid))
         except errors.InvalidCheckpointException as error:
-            warnings.warn(f"Checkpoint {uuid} is skipped in favour of an older one: {error}", stacklevel=2)
+            warnings.warn(f"Checkpoint {uuid} is passed over for an older one: {error}", stacklevel=2)
     if first is not None:
         raise errors.InvalidCheckpointException(
             f"Neither checkpoint {first} nor one before it can be read; start the trial again without a checkpoint."
