@@ -71,9 +71,11 @@ class FunctionReducer(MetricReducer):
         self._values.append(value)
 
     def reset(self) -> None:
+        """Forget all values."""
         self._values = []
 
     def per_slot_reduce(self) -> Any:
+        """Return this rank's values."""
         return self._values
 
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
