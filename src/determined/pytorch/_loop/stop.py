@@ -19,19 +19,15 @@ class Limit(Protocol):
     limit: float
 
 
-class NoLimit:
-    """No limit: training continues until a stop is requested."""
-
-    limit = math.inf
-
-
 class Stops:
     """Stops a process that trains alone: after the current batch."""
+
+    limit = math.inf
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         self.program = context
         self.preempt = context.services.preempt
-        self.bound: Limit = NoLimit()
+        self.bound: Limit = self
         """When to ask `now` even if no stop is requested."""
 
     def wanted(self) -> bool:
