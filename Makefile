@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 # More than the cores of a small machine: many tests wait for processes.
-TEST_WORKERS ?= 3
+TEST_WORKERS ?= 4
 
 VENV := .venv
 BIN := $(VENV)/bin
