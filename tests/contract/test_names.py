@@ -38,7 +38,7 @@ NAMES: dict[str, str] = {
         MetadataChanged MetricReport MetricSummary ModelRecord ModelVersionRecord NewTrial Overview ProgressChanged
         Recorder Records Registry RunDescription RunProcess RunRecord RunState SearchEvent SeedChanged Slots
         Snapshot StateChanged StatusChanged TrialChange TrialEntry TrialOverview
-        TrialRecord Turn Validation Wish encode_json is_comparable lacks_room searcher_metric
+        TrialRecord Turn Validation Wish as_stored encode_json is_comparable lacks_room searcher_metric
     """,
     "determined.experimental": "Checkpoint Determined Experiment Model ModelVersion Trial client test_one_batch",
     "determined.common": "set_logger",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import enum
-import json
 import logging
 import math
 import operator
@@ -245,7 +244,7 @@ def _plain_value(value: Any) -> Any:
         return value
     if callable(tolist := getattr(value, "tolist", None)) and getattr(value, "ndim", None) == 0:
         return tolist()
-    return json.loads(tracking.encode_json(value))
+    return tracking.as_stored(value)
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:

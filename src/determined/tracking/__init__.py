@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._json import encode_json
+from ._json import as_stored, encode_json
 from ._messages import (
     CheckpointDeleted,
     CheckpointSaved,
@@ -117,6 +117,7 @@ __all__ = [
     "Turn",
     "Validation",
     "Wish",
+    "as_stored",
     "encode_json",
     "is_comparable",
     "lacks_room",

@@ -9,7 +9,7 @@ from typing import Any, assert_never
 import sqlalchemy as sa
 
 from . import _schema, _tallies, _writing
-from ._json import encode_json
+from ._json import encode_document
 from ._messages import (
     CheckpointDeleted,
     CheckpointSaved,
@@ -83,7 +83,7 @@ class Changes:
             "group": group,
             "steps_completed": int(report.steps_completed),
             "time": float(report.time) + 0.0,
-            "metrics": encode_json(report.metrics),
+            "metrics": encode_document(report.metrics),
             "run_id": self.of.run_id,
             "experiment_id": self.of.experiment_id if is_looked_for else None,
             "number": None,

@@ -1,13 +1,14 @@
-"""JSON that can hold any metric: non-finite numbers travel as strings, other objects as text."""
+"""JSON that can hold any value: non-finite numbers are written as strings, other objects as their `str()`."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_ESCAPE = "\\"
 # Python refuses to write integers beyond 4300 decimal digits; this many bits stay well below.
 _MOST_BITS = 8192
 _MOST_DIGITS = 2400  # fewer than an integer of that many bits has
@@ -16,14 +17,29 @@ _ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 def encode_json(value: Any, *, indent: int | None = None) -> str:
-    """Return valid JSON in ASCII for any value.
+    """Return valid JSON in ASCII for any value, to be read by people and programs.
 
     NaN and the infinities become the strings "NaN", "Infinity" and "-Infinity"; arrays, tensors and their
     scalars become lists and numbers; what JSON cannot hold becomes its `str()`.
     """
     if indent is not None:
-        return json.dumps(_storable(value), indent=indent, allow_nan=False)
-    return _simple_json(value) or _ENCODER.encode(_storable(value))
+        return json.dumps(_storable(value, str), indent=indent, allow_nan=False)
+    return _simple_json(value) or _ENCODER.encode(_storable(value, str))
+
+
+def encode_document(value: Any) -> str:
+    """Return the JSON of a column: as `encode_json`, but strings that spell non-finite numbers are escaped."""
+    return _simple_json(value) or _ENCODER.encode(_storable(value, _escaped))
+
+
+def decode_document(text: str) -> Any:
+    """Return the value that `encode_document` wrote."""
+    return _restored(json.loads(text))
+
+
+def as_stored(value: Any) -> Any:
+    """Return a copy of a value as it comes back from the record."""
+    return decode_document(encode_document(value))
 
 
 def _simple_json(value: Any) -> str | None:
@@ -38,27 +54,25 @@ def _simple_json(value: Any) -> str | None:
         text = _ENCODER.encode(value)
     except ValueError:  # a number that is not finite, or a very long one
         return None
-    return text if len(text) <= _MOST_DIGITS else None
+    may_need_escapes = 'NaN"' in text or 'Infinity"' in text
+    return text if len(text) <= _MOST_DIGITS and not may_need_escapes else None
 
 
-def decode_json(text: str) -> Any:
-    """Return the value that `encode_json` wrote, with non-finite numbers as floats again."""
-    return _restored(json.loads(text))
-
-
-def _storable(value: Any) -> Any:
-    if value is None or isinstance(value, bool | str):
+def _storable(value: Any, text: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return text(value)
+    if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
         return value if value.bit_length() <= _MOST_BITS else hex(value)
     if isinstance(value, float):
         return _storable_float(value)
     if isinstance(value, Mapping):
-        return {str(key): _storable(item) for key, item in value.items()}
+        return {str(key): _storable(item, text) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return _storable_list(value)
+        return [_storable(item, text) for item in value]
     tolist = getattr(value, "tolist", None)
-    return _storable(tolist()) if callable(tolist) and not isinstance(value, type) else str(value)
+    return _storable(tolist(), text) if callable(tolist) and not isinstance(value, type) else str(value)
 
 
 def _storable_float(value: float) -> float | str:
@@ -69,13 +83,19 @@ def _storable_float(value: float) -> float | str:
     return "Infinity" if value > 0 else "-Infinity"
 
 
-def _storable_list(values: Iterable[Any]) -> list[Any]:
-    return [_storable(item) for item in values]
+def _escaped(text: str) -> str:
+    return _ESCAPE + text if text.lstrip(_ESCAPE) in _NON_FINITE else text
+
+
+def _unescaped(text: str) -> str | float:
+    if text in _NON_FINITE:
+        return _NON_FINITE[text]
+    return text[1:] if text.startswith(_ESCAPE) and text.lstrip(_ESCAPE) in _NON_FINITE else text
 
 
 def _restored(value: Any) -> Any:
     if isinstance(value, str):
-        return _NON_FINITE.get(value, value)
+        return _unescaped(value)
     if isinstance(value, dict):
         return {key: _restored(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -12,7 +12,7 @@ from determined._text import bounded
 
 from . import _schema
 from ._damage import Damage
-from ._json import decode_json, encode_json
+from ._json import decode_document, encode_document
 
 _MOMENTS = (-62_135_510_400, 253_402_214_400)  # the years 1 to 9999, less a day for time zones
 LONGEST_GROUP = 400  # characters; databases cannot index names of any length
@@ -99,7 +99,7 @@ class Row:
 
     def _decoded(self, name: str, text: str, kind: type) -> Any:
         try:
-            value = decode_json(text)
+            value = decode_document(text)
         except (ValueError, RecursionError) as error:
             raise self.damage(name, text) from error
         if not isinstance(value, kind):
@@ -138,7 +138,7 @@ def _storing(column: sa.Column[Any]) -> Callable[[Any], Any]:
     """Return what makes a value, which is not None, one of a column."""
     match column.type:
         case _schema.JsonText() | _schema.JsonList():
-            return encode_json
+            return encode_document
         case sa.Boolean():
             return bool
         case sa.Integer():
