@@ -116,6 +116,7 @@ def test_options_that_make_no_sense_are_usage_errors(lab: Lab, options: tuple[An
         ("e", "activate", 1, 2, "--follow"),
         ("e", "set", "priority", 1, "100"),
         ("e", "set", "max-slots", 1, "many"),
+        ("e", "set", "max-slots", 1, "0"),
         ("e", "set", "name", 1, " "),
         ("e", "set", "project", 1, "a", ""),
         ("e", "pause", "one"),

@@ -64,6 +64,15 @@ def test_limits_are_set(lab: Lab, what: str, value: str, field: str, stored: int
     assert getattr(lab.records.experiment(id), field) == stored
 
 
+def test_a_limit_below_the_slots_of_one_trial_is_refused(lab: Lab) -> None:
+    id = lab.create("--paused", "--slots", 2, resources={"slots_per_trial": 2})
+    refused = lab.det("e", "set", "max-slots", id, 1)
+    assert refused.exit_code == 1
+    assert "max_slots=1" in refused.stderr
+    assert "slots_per_trial=2" in refused.stderr
+    assert lab.records.experiment(id).max_slots is None
+
+
 def test_deleting_an_experiment_asks_first(lab: Lab) -> None:
     id = lab.create("--paused")
     refused = lab.det("e", "delete", id, input="n\n")

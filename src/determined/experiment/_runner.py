@@ -274,7 +274,8 @@ class Runner:
         """Return the runs to start, and ask trials to make room for other experiments."""
         waiting = self._trials.waiting() if self._ending is None else []
         running, unit = self._trials.running(), self._config.resources.slots_per_trial
-        wanted = min((len(waiting) + len(running)) * unit, self._control.max_slots or self._pool.machine.slots)
+        limit = self._pool.machine.slots if self._control.max_slots is None else self._control.max_slots
+        wanted = min((len(waiting) + len(running)) * unit, limit)
         if wanted != self._wanted:
             draft.change_experiment(wanted_slots=wanted)
             self._wanted = wanted

@@ -163,8 +163,8 @@ class Ledger:
     ) -> None:
         """Tell the runner, or the next one, what people want; `wishes` are by trial id.
 
-        `TrackingException` if the experiment or one of the trials has ended, or if an experiment that is being
-        canceled or killed should go on.
+        `TrackingException` if the experiment or one of the trials has ended, if an experiment that is being canceled
+        or killed should go on, or if no trial fits into `max_slots`.
         """
         limits = {
             name: value for name, value in (("max_slots", max_slots), ("priority", priority)) if value is not KEEP

@@ -60,6 +60,7 @@ def ask(
     experiment = _one(experiment_id, rows)
     if desired is not None:
         _require_possible(experiment, desired)
+    _require_room_for_one(experiment, limits.get("max_slots"))
     changes: dict[str, object] = {name: value for name, value in limits.items() if value is not KEEP}
     if desired is not None:
         changes["desired"] = desired.value
@@ -80,6 +81,16 @@ def _require_possible(experiment: Row, desired: Desired) -> None:
         raise errors.TrackingException(
             f"experiment {experiment.id} cannot become {desired.value}: it is to end as {before.value}; wait for that "
             f"by `det experiment wait {experiment.id}`."
+        )
+
+
+def _require_room_for_one(experiment: Row, max_slots: int | Keep | None) -> None:
+    """Refuse a limit with which no trial could ever start."""
+    needed = ((experiment.config or {}).get("resources") or {}).get("slots_per_trial") or 1
+    if isinstance(max_slots, int) and max_slots < needed:
+        raise errors.TrackingException(
+            f"max_slots={max_slots}: each trial of experiment {experiment.id} needs slots_per_trial={needed} slots; "
+            f"pass at least {needed}, None for no limit, or stop all trials by `det experiment pause {experiment.id}`."
         )
 
 

@@ -69,7 +69,7 @@ def set_project(
 
 def set_max_slots(id: ExperimentId, slots: NumberOrNone) -> None:
     """Limit the slots that an experiment uses at once, also while it runs."""
-    _ask(id, max_slots=_number(slots, 0, None))
+    _ask(id, max_slots=_number(slots, 1, None))
 
 
 def set_priority(id: ExperimentId, priority: NumberOrNone) -> None:
@@ -88,6 +88,6 @@ def _number(text: str, smallest: int, largest: int | None) -> int | None:
         return None
     value = int(text) if text.isascii() and text.isdigit() else -1
     if value < smallest or (largest is not None and value > largest):
-        most = "" if largest is None else f" to {largest}"
-        raise typer.BadParameter(f'{text!r} is neither a number from {smallest}{most} nor "none".', param_hint="NUMBER")
+        allowed = f"at least {smallest}" if largest is None else f"from {smallest} to {largest}"
+        raise typer.BadParameter(f'{text!r} is neither an integer {allowed} nor "none".', param_hint="NUMBER")
     return value
