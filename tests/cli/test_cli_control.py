@@ -79,7 +79,9 @@ def test_following_notices_that_the_runner_is_gone(lab: Lab) -> None:
 def test_an_experiment_is_ended(lab: Lab, command: str) -> None:
     id = lab.create()
     lab.await_reports(id)
-    lab.succeeds("e", command, id)
+    said = lab.succeeds("e", command, id)
+    assert ("is being killed" in said) == (command == "kill")
+    assert f"`det experiment wait {id}`" in said
     assert lab.succeeds("e", "wait", id, "--timeout", 90) == f"Experiment {id} is CANCELED.\n"
 
 
@@ -114,6 +116,19 @@ def test_a_trial_is_killed_and_its_experiment_goes_on(lab: Lab) -> None:
     lab.go.touch()
     assert "COMPLETED" in lab.succeeds("e", "wait", id)
     assert sorted(trial.state.value for trial in lab.records.trials(id)) == ["CANCELED", "COMPLETED"]
+
+
+def test_a_trial_that_nobody_drives_is_not_called_killed(lab: Lab) -> None:
+    id = lab.create("--paused")
+    with tracking.Ledger.open(lab.home / "tracking.db", id) as ledger:
+        ledger.claim()
+        new = tracking.NewTrial(request_id="a", hparams={}, seed=1, entrypoint="train.py")
+        (trial_id,) = ledger.commit(tracking.Turn(new_trials=[new]))
+        assert "is being killed" in lab.succeeds("t", "kill", trial_id)
+        ledger.release()
+    said = lab.succeeds("t", "kill", trial_id)
+    assert "is being killed" not in said
+    assert f"`det experiment activate {id}`" in said
 
 
 def test_logs_are_followed_to_the_end(lab: Lab) -> None:

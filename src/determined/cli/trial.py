@@ -183,7 +183,14 @@ def kill(id: TrialId) -> None:
     from determined.experiment import control
 
     control.kill_trial(id)
-    typer.echo(f"Trial {id} is killed.")
+    experiment_id = _output.open_records().trial(id).experiment_id
+    if control.is_run(experiment_id):
+        typer.echo(f"Trial {id} is being killed; `det trial describe {id}` shows its state.")
+    else:
+        typer.echo(
+            f"Trial {id} will be killed when its experiment runs again: no process drives it now, "
+            f"`det experiment activate {experiment_id}` starts one."
+        )
 
 
 add(app, list_trials, "list", example="det trial list 3 --best", short="lt")

@@ -27,7 +27,7 @@ from determined.experiment._runner import Runner
 from determined.experiment._runs import Runs
 from determined.experiment._searching import Searching
 from determined.experiment.executors import Executor, LocalExecutor
-from determined.tracking import Ledger, Records, RunState, Slots
+from determined.tracking import Desired, Ledger, Records, RunState, Slots
 
 logger = logging.getLogger("determined.experiment")
 
@@ -61,9 +61,15 @@ def _run(config: configs.ExperimentConfig, ledger: Ledger, place: Home, given: E
         runs = Runs(experiment_id, config, place, machine)
         runs.start_from(source_checkpoint(config, place))
         pool = SharedPool(slots, machine, experiment_id, config.resources.slots_per_trial)
-        runner = Runner(config, ledger, Searching(config, ledger, place.code(experiment_id)), pool, executor, runs)
-        with _leaving_on_signals(runner):
-            return runner.run()
+        while True:
+            searching = Searching(config, ledger, place.code(experiment_id))
+            runner = Runner(config, ledger, searching, pool, executor, runs)
+            with _leaving_on_signals(runner):
+                state = runner.run()
+            # Whoever activates an experiment just before it is PAUSED relies on the runner that it still has.
+            is_wanted = state is RunState.PAUSED and ledger.control().desired is Desired.ACTIVE
+            if runner.asked_to_leave or not is_wanted:
+                return state
 
 
 def _tidy_up(experiment_id: int, config: configs.ExperimentConfig, place: Home) -> None:
@@ -88,8 +94,8 @@ def _tidy_up_after_others(place: Home) -> None:
                 ledger.release()
 
 
-def start(experiment_id: int, at: Home | None = None, slots: int | None = None) -> int:
-    """Start the process that drives an experiment, and return its id once it does.
+def start(experiment_id: int, at: Home | None = None, slots: int | None = None) -> int | None:
+    """Start the process that drives an experiment, and return its id once it does; None if it is done already.
 
     If another process has taken over meanwhile, that one drives it, and its id is returned.
     """
@@ -102,8 +108,8 @@ def start(experiment_id: int, at: Home | None = None, slots: int | None = None) 
             runner = ledger.runner()
             if runner is not None and not runner.is_gone:
                 return runner.pid
-            if started.process.poll() == 0:  # it had nothing left to do
-                return started.process.pid
+            if started.process.poll() == 0:
+                return None
             if not was_taken or time.monotonic() > deadline:
                 raise errors.InternalException(
                     f"The process that drives experiment {experiment_id} did not start: {started.said}"

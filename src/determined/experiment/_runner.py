@@ -75,7 +75,8 @@ class Runner:
         self._ending: Ending | None = None
         self._end: RunState | None = None
         self._ends: dict[int, RunState] = {}
-        self._asked_to_leave = False
+        self.asked_to_leave = False
+        """Whether `leave` was called."""
         self._invalid_in_a_row = 0
         self._orders: list[tuple[int, bool]] = []
         self._has_news = False
@@ -85,7 +86,7 @@ class Runner:
 
     def leave(self) -> None:
         """Pause the experiment at the next turn, as when this process is asked to end. Signal handlers may call it."""
-        self._asked_to_leave = True
+        self.asked_to_leave = True
 
     def run(self) -> RunState:
         """Run trials until the experiment ends or is paused; returns the state in which it is left."""
@@ -104,7 +105,7 @@ class Runner:
         try:
             if is_first:
                 self._perform(draft, self._searching.begin(draft))
-            if ended or is_first or self._asked_to_leave or self._ledger.changed():
+            if ended or is_first or self.asked_to_leave or self._ledger.changed():
                 self._look_at_control(draft)
                 self._take_in_validations(draft)  # before ends: those of a trial come before its end
             for one in ended:
@@ -139,7 +140,7 @@ class Runner:
 
     def _stored(self, action: Callable[[], T]) -> T:
         """Return what an action returns that stores something, once the disk has room for it."""
-        return when_there_is_room(action, lambda: self._asked_to_leave)
+        return when_there_is_room(action, lambda: self.asked_to_leave)
 
     @property
     def _entrypoint(self) -> str:
@@ -151,7 +152,7 @@ class Runner:
     def _look_at_control(self, draft: Draft) -> None:
         self._control = control = self._ledger.control()
         wanted = _ENDINGS.get(control.desired)
-        if self._asked_to_leave and wanted is None:
+        if self.asked_to_leave and wanted is None:
             draft.change_experiment(desired=Desired.PAUSED)
             wanted = Ending.PAUSE
         if wanted is not None and wanted > (self._ending or 0):

@@ -62,19 +62,19 @@ def pause(experiment_id: int, at: Home | None = None, *, force: bool = False) ->
 
 
 def cancel(experiment_id: int, at: Home | None = None, *, force: bool = False) -> None:
-    """End an experiment; its trials save a last checkpoint."""
+    """Ask an experiment to end; its trials save a last checkpoint. `wait` returns when it has ended."""
     _ask(experiment_id, Desired.CANCELED, at, force=force)
     _have_runner(experiment_id, at)
 
 
 def kill(experiment_id: int, at: Home | None = None, *, force: bool = False) -> None:
-    """End an experiment and its trials at once."""
+    """Ask an experiment to end at once, with its trials. `wait` returns when it has ended."""
     _ask(experiment_id, Desired.KILLED, at, force=force)
     _have_runner(experiment_id, at)
 
 
 def kill_trial(trial_id: int, at: Home | None = None) -> None:
-    """End one trial at once; its experiment goes on."""
+    """Ask the runner, or the next one, to end a trial at once; its experiment goes on."""
     place = at or home()
     experiment_id = Records(place.database).trial(trial_id).experiment_id
     with Ledger.open(place.database, experiment_id) as ledger:

@@ -103,14 +103,14 @@ class Experiment:
         self.reload()
 
     def cancel(self) -> None:
-        """End it; its trials save a last checkpoint."""
+        """Ask it to end; its trials save a last checkpoint. `wait` returns when it has ended."""
         from determined.experiment import control
 
         control.cancel(self.id, self._home)
         self.reload()
 
     def kill(self) -> None:
-        """End it and its trials at once."""
+        """Ask it to end at once, with its trials. `wait` returns when it has ended."""
         from determined.experiment import control
 
         control.kill(self.id, self._home)

@@ -78,7 +78,7 @@ class Trial:
         return self
 
     def kill(self) -> None:
-        """End it at once; its experiment goes on."""
+        """Ask its runner to end it at once; its experiment goes on."""
         from determined.experiment import control
 
         control.kill_trial(self.id, self._home)

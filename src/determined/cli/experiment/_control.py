@@ -29,7 +29,9 @@ def activate(ids: ExperimentIds, follow: Follow = False, slots: Slots = None, fo
 
     def act(id: int) -> str:
         pid = control.activate(id, slots=slots, force=force)
-        return "has ended meanwhile." if pid is None else f"runs. Its runner is process {pid}."
+        if pid is None:
+            return f"is {_output.open_records().experiment(id).state.value} by now."
+        return f"runs. Its runner is process {pid}."
 
     each(ids, act, "Experiment {} {}")
     if follow:
@@ -40,14 +42,20 @@ def cancel(ids: ExperimentIds, force: Force = False) -> None:
     """End experiments; their trials save a last checkpoint."""
     from determined.experiment import control
 
-    each(ids, functools.partial(control.cancel, force=force), "Experiment {} ends; its trials save first.")
+    act = functools.partial(control.cancel, force=force)
+    each(
+        ids,
+        act,
+        "Experiment {0} ends when its trials have saved; `det experiment wait {0}` waits for that.",
+    )
 
 
 def kill(ids: ExperimentIds, force: Force = False) -> None:
     """End experiments at once; what their trials did since the last checkpoint is lost."""
     from determined.experiment import control
 
-    each(ids, functools.partial(control.kill, force=force), "Experiment {} is killed.")
+    act = functools.partial(control.kill, force=force)
+    each(ids, act, "Experiment {0} is being killed; `det experiment wait {0}` waits for its end.")
 
 
 def wait(
