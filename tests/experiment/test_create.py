@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pathlib
+from typing import Any
 
 import pytest
 
+from determined import errors
 from determined.tracking import RunState
 from told import Workshop, settings
 
@@ -23,3 +27,36 @@ def test_strings_that_spell_numbers_stay_strings(workshop: Workshop) -> None:
     stored = workshop.records.experiment(id)
     assert (stored.name, list(stored.labels)) == ("NaN", ["Infinity"])
     assert workshop.records.trials(id)[0].hparams["names"] == names
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.EIO, "broken"), KeyboardInterrupt()])
+def test_an_experiment_whose_program_cannot_be_put_in_place_is_not_on_record(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    def rename(source: pathlib.Path, target: pathlib.Path, _rename: Any = os.rename) -> None:
+        if target.parent.parent == workshop.home.experiments and target.parent.name.isdigit():
+            raise failure
+        _rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", rename)
+        with pytest.raises((errors.StorageException, KeyboardInterrupt)):
+            workshop.create(settings(1))
+    assert workshop.records.experiments() == []
+    assert workshop.drive(workshop.create(settings(1))) is RunState.COMPLETED
+
+
+def test_what_an_experiment_of_a_lost_database_left_is_set_aside(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = workshop.create(settings(1))
+    log = workshop.home.runner_log(lost)
+    log.write_text("of the lost one")
+    workshop.home.database.unlink()
+    id = workshop.create(settings(2))
+    assert id == lost
+    assert not log.exists()
+    (aside,) = workshop.home.experiments.glob(f"{id}.*")
+    assert (aside / log.name).read_text() == "of the lost one"
+    assert str(aside) in caplog.text
+    assert workshop.drive(id) is RunState.COMPLETED

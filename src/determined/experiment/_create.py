@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
 import pathlib
 import shutil
@@ -17,6 +19,8 @@ from determined.experiment._results import pinned, source_checkpoint
 from determined.experiment.config import ExperimentConfig
 from determined.experiment.search import Search
 from determined.tracking import Desired, ExperimentDescription, Ledger
+
+logger = logging.getLogger("determined.experiment")
 
 _NEW = "new-"
 """What the names of folders begin with whose experiments are not on record yet."""
@@ -41,11 +45,22 @@ def create(
     with _staging(place) as staging:
         code = staging / "code"
         _code.take(pathlib.Path(folder), code, includes)
-        with Ledger.create(place.database, _described(config, paused)) as ledger:
-            target = place.code(ledger.experiment_id)
-            make_private(target.parent)
-            code.rename(target)
+        put_in_place = functools.partial(_put_in_place, code, place)
+        with Ledger.create(place.database, _described(config, paused), put_in_place) as ledger:
             return ledger.experiment_id
+
+
+def _put_in_place(code: pathlib.Path, place: Home, experiment_id: int) -> None:
+    """Move the copy of a program into the folder of its experiment, whose id is new."""
+    folder = place.experiment(experiment_id)
+    with storage.errors_naming(folder):
+        if folder.exists():
+            # Of an experiment of a database that is gone, or of a `create` that was killed at this point.
+            aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
+            folder.rename(aside)
+            logger.warning("%s belongs to no experiment on record, and was renamed to %s.", folder, aside)
+        make_private(folder)
+        code.rename(place.code(experiment_id))
 
 
 @contextlib.contextmanager

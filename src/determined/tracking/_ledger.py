@@ -6,7 +6,7 @@ import contextlib
 import pathlib
 import time
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Self
 
 import sqlalchemy as sa
@@ -66,11 +66,20 @@ class Ledger:
         self._seen: tuple[int, int] | None = None
 
     @classmethod
-    def create(cls, url_or_path: str | pathlib.Path, description: ExperimentDescription) -> Self:
-        """Record a new experiment without trials; the database is created if there is none."""
+    def create(
+        cls,
+        url_or_path: str | pathlib.Path,
+        description: ExperimentDescription,
+        prepare: Callable[[int], None] = lambda _: None,
+    ) -> Self:
+        """Record a new experiment without trials; the database is created if there is none.
+
+        `prepare` is called with the id before anybody can see the experiment. If it raises, nothing is on record.
+        """
         with _migrations.opened(url_or_path, creating=True, has_one_connection=True) as engine:
             with engine.begin() as connection:
                 id = _writing.insert_experiment(connection, _described(description))
+                prepare(id)
             return cls(engine, id, description.config)
 
     @classmethod
