@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import pathlib
 import random
@@ -99,17 +100,23 @@ def test_invalid_hyperparameters_are_replaced(tmp_path: pathlib.Path) -> None:
     assert all(trial.run_id == 1 and "too fast" in (trial.reason or "") for trial in invalid)
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("trials", [8, 10])  # the 100th ends with others, or as the last one of its turn
 def test_a_program_that_takes_no_hyperparameters_at_all_ends_the_experiment(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, trials: int
 ) -> None:
     def pretend(hparams: Mapping[str, Any], seed: int) -> Iterator[tuple[float, Mapping[str, float]]]:
         yield from ()
         raise ValueError("never")
 
-    searcher = {"name": "random", "metric": "loss", "max_trials": 10}
-    simulation = simulated(tmp_path, {"hyperparameters": lr(), "searcher": searcher}, pretend)
+    searcher = {"name": "random", "metric": "loss", "max_trials": trials}
+    simulation = simulated(tmp_path, {"hyperparameters": lr(), "searcher": searcher}, pretend, slots=8)
     assert simulation.run() is RunState.ERROR
     assert "100 trials in a row" in caplog.text
+    assert set(states(simulation)) == {RunState.ERROR}
+    assert not simulation.slots.held
+    for trial in simulation.ledger.trials():
+        assert all(run.ended is not None for run in simulation.ledger.runs(trial.id))
 
 
 def test_a_missing_time_metric_ends_the_experiment_with_its_name(
@@ -126,20 +133,36 @@ def test_a_missing_time_metric_ends_the_experiment_with_its_name(
     assert states(simulation) == {RunState.ERROR: 4}
 
 
+@pytest.mark.timeout(60)
+def test_a_missing_time_metric_ends_the_experiment_also_if_its_trial_ends_at_once(tmp_path: pathlib.Path) -> None:
+    def pretend(hparams: Mapping[str, Any], seed: int) -> Iterator[tuple[float, Mapping[str, float]]]:
+        yield 1.0, {"loss": 1.0}
+
+    searcher = {**ASHA, "num_rungs": 2, "max_trials": 4, "max_time": 16, "time_metric": "years"}
+    simulation = simulated(tmp_path, {"hyperparameters": lr(), "searcher": searcher}, pretend, slots=2)
+    assert simulation.run() is RunState.ERROR
+    assert states(simulation) == {RunState.COMPLETED: 2, RunState.ERROR: 2}
+    assert not simulation.slots.held
+
+
 class Interrupted(Exception):
     """Stands for the death of the runner."""
 
 
 def dying(simulation: Simulation, turns: int) -> None:
     """Let the runner take so many turns, and vanish with all runs."""
+    left = itertools.count(turns, -1)
+    dying_when(simulation, lambda: next(left) == 0)
+
+
+def dying_when(simulation: Simulation, is_time: Callable[[], bool]) -> None:
+    """Let the runner take turns until something is true, and vanish with all runs."""
     runner, executor = simulation.runner(), simulation.executor
-    wait, left = executor.ended, turns
+    wait = executor.ended
 
     def ended(timeout: float | None) -> Any:
-        nonlocal left
-        if left == 0:
+        if is_time():
             raise Interrupted
-        left -= 1
         return wait(timeout)
 
     executor.ended = ended  # type: ignore[method-assign]
@@ -174,6 +197,21 @@ def test_a_runner_that_dies_again_and_again_leaves_the_same_experiment(tmp_path:
     assert broken.run() is RunState.COMPLETED
     assert outcome(broken) == outcome(whole)
     assert all(trial.restarts == 0 for trial in broken.ledger.trials())
+
+
+@pytest.mark.timeout(60)
+def test_an_experiment_that_cannot_go_on_ends_also_if_its_runner_dies_before(tmp_path: pathlib.Path) -> None:
+    def pretend(hparams: Mapping[str, Any], seed: int) -> Iterator[tuple[float, Mapping[str, float]]]:
+        yield from ()
+        raise ValueError("never")
+
+    searcher = {"name": "random", "metric": "loss", "max_trials": 8}
+    simulation = simulated(tmp_path, {"hyperparameters": lr(), "searcher": searcher}, pretend, slots=8)
+    dying_when(simulation, lambda: simulation.ledger.control().state is RunState.STOPPING_ERROR)
+    assert simulation.ledger.control().state is RunState.STOPPING_ERROR
+    trials = len(simulation.ledger.trials())
+    assert simulation.run() is RunState.ERROR
+    assert states(simulation) == {RunState.ERROR: trials}
 
 
 def asked(simulation: Simulation, after: float, ask: Any) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import shlex
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from determined import errors
@@ -72,7 +73,8 @@ class Runner:
             one.pattern for one in config.log_policies if one.pattern and one.action == "cancel_retries"
         }
         self._control = ledger.control()
-        self._ending: Ending | None = None
+        # An earlier runner may have found that the experiment cannot go on.
+        self._ending = Ending.ERROR if self._control.state is RunState.STOPPING_ERROR else None
         self._end: RunState | None = None
         self._ends: dict[int, RunState] = {}
         self.asked_to_leave = False
@@ -102,17 +104,16 @@ class Runner:
         draft = Draft(self._searching.last_event, self._entrypoint)
         if is_first:
             draft.change_experiment(state=RunState.ACTIVE)
-        try:
+        with self._failing():
             if is_first:
                 self._perform(draft, self._searching.begin(draft))
-            if ended or is_first or self.asked_to_leave or self._ledger.changed():
-                self._look_at_control(draft)
+        if ended or is_first or self.asked_to_leave or self._ledger.changed():
+            self._look_at_control(draft)
+            with self._failing():
                 self._take_in_validations(draft)  # before ends: those of a trial come before its end
-            for one in ended:
+        for one in ended:
+            with self._failing():
                 self._take_in_end(draft, one)
-        except errors.InvalidExperimentException as error:
-            logger.error("The experiment cannot go on: %s", error)
-            self._ending = Ending.ERROR
         if self._ending is not None:
             self._end_all(draft, self._ending)
         self._note_processes(draft)
@@ -125,6 +126,15 @@ class Runner:
         self._orders.clear()
         for spec in starting:
             self._executor.start(spec)
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Let the experiment end with ERROR if the search cannot go on; what else has happened is still taken in."""
+        try:
+            yield
+        except errors.InvalidExperimentException as error:
+            logger.error("The experiment cannot go on: %s", error)
+            self._ending = max(self._ending or Ending.ERROR, Ending.ERROR)
 
     def _store(self, draft: Draft) -> None:
         self._has_news = False
@@ -180,12 +190,6 @@ class Runner:
         trial.is_running = trial.is_on_record = False
         fate = fate_of(ended, trial.ending, trial.restarts, self._config.max_restarts, self._fatal_patterns)
         trial.restarts += fate.counts and fate.state is None
-        self._invalid_in_a_row = (self._invalid_in_a_row + 1) * (ended.reason is EndReason.INVALID_HP)
-        if self._invalid_in_a_row >= _MOST_INVALID:
-            raise errors.InvalidExperimentException(
-                f"{_MOST_INVALID} trials in a row gave up on their hyperparameters, the last one because of: "
-                f"{ended.message}. Narrow the ranges, or check what raises InvalidHP."
-            )
         trial.ending = None
         words = f"{ended.reason.value.lower()}{': ' if ended.message else ''}{ended.message}"
         logger.info("trial %d: run %d %s", trial.id, ended.run_id, words)
@@ -195,7 +199,18 @@ class Runner:
         if fate.state is None:
             draft.change(dataclasses.replace(of_run, state=self._resting_state))
         else:
+            with self._failing():
+                self._count_invalid(ended)
             self._close(draft, trial, fate, of_run)
+
+    def _count_invalid(self, ended: Ended) -> None:
+        """Raise `InvalidExperimentException` at the last of too many trials whose hyperparameters are invalid."""
+        self._invalid_in_a_row = (self._invalid_in_a_row + 1) * (ended.reason is EndReason.INVALID_HP)
+        if self._invalid_in_a_row == _MOST_INVALID:
+            raise errors.InvalidExperimentException(
+                f"{_MOST_INVALID} trials in a row gave up on their hyperparameters, the last one because of: "
+                f"{ended.message}. Narrow the ranges, or check what raises InvalidHP."
+            )
 
     def _close(self, draft: Draft, trial: OpenTrial, fate: Fate, change: TrialChange | None = None) -> None:
         """End a trial for good, and tell the search unless the experiment ends too."""
