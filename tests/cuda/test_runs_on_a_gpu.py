@@ -54,7 +54,7 @@ class Trial(pytorch.PyTorchTrial):
 """
 
 
-def spec(folder: pathlib.Path, gpus: list[int]) -> RunSpec:
+def spec(folder: pathlib.Path, gpus: list[str]) -> RunSpec:
     trial = record_trial(home().database, CONFIG, {})
     info = det.ClusterInfo(trial=trial)
     run = folder / f"trial-{trial.trial_id}" / "run-1"
@@ -76,7 +76,7 @@ def test_trials_of_one_warm_process_see_the_gpus_that_they_are_given(tmp_path: p
     (tmp_path / "code" / "model_def.py").write_text(PROGRAM)
     found = []
     with LocalExecutor({**os.environ, "PYTHONPATH": str(SOURCES)}) as executor:
-        for gpus in ([0], [], [0]):
+        for gpus in (["0"], [], ["0"]):
             run = spec(tmp_path, gpus)
             executor.start(run)
             (ended,) = executor.ended(120)

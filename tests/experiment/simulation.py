@@ -185,7 +185,7 @@ def simulated(folder: pathlib.Path, config: Mapping[str, Any], pretend: Pretend,
     ledger = Ledger.create(home.database, ExperimentDescription(name="simulated", config=parsed.to_dict()))
     ledger.claim()
     executor = SimulatedExecutor(ledger.experiment_id, home.database, pretend)
-    own = OwnSlots(Machine(slots, (), slots), parsed.resources.slots_per_trial)
+    own = OwnSlots(Machine(slots, {}, slots), parsed.resources.slots_per_trial)
     return Simulation(ledger.experiment_id, home, parsed, ledger, executor, own)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
+from collections.abc import Mapping, Sequence
 
 from determined import errors
 
@@ -12,6 +14,10 @@ SLOTS_VARIABLE = "DET_SLOTS"
 """Environment variable: how many slots a machine without GPUs has."""
 
 _ASKING = 20.0
+_LISTED_GPU = re.compile(r"GPU (\d+):.*\(UUID: (GPU-[^)]+)\)")
+_LISTED_PART = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)")
+_FIRST_PART = 1000
+"""The number of the first part of a GPU (MIG), so that it is not that of a GPU."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,17 +25,22 @@ class Machine:
     """What trials can share on this machine."""
 
     slots: int
-    gpus: tuple[int, ...] = ()
-    """The GPU of each slot; empty where slots are parts of the CPU."""
+    gpus: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    """The GPUs as CUDA_VISIBLE_DEVICES calls them, by number; empty where slots are parts of the CPU."""
     cores: int = 1
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The numbers of the slots: a GPU has the same number for all processes, whichever of the GPUs they see."""
+        return list(self.gpus) or range(self.slots)
 
     @property
     def threads(self) -> int:
         """Compute threads of a process with one slot, so that all slots together use every core once."""
         return max(1, self.cores // max(self.slots, 1))
 
-    def gpus_of(self, slots: list[int]) -> list[int]:
-        """Return the GPUs that go with slots."""
+    def gpus_of(self, slots: list[int]) -> list[str]:
+        """Return the GPUs that go with slots, as CUDA_VISIBLE_DEVICES calls them."""
         return [self.gpus[slot] for slot in slots] if self.gpus else []
 
 
@@ -37,8 +48,8 @@ def this_machine(slots: int | None = None) -> Machine:
     """Return what this machine has; `slots`, or else DET_SLOTS, says into how many parts its CPU is divided."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if gpus := _visible_gpus():
-        return Machine(len(gpus), tuple(gpus), cores)
-    return Machine(slots or _configured_slots() or max(1, cores // 2), (), cores)
+        return Machine(len(gpus), gpus, cores)
+    return Machine(slots or _configured_slots() or max(1, cores // 2), {}, cores)
 
 
 def _configured_slots() -> int | None:
@@ -50,14 +61,41 @@ def _configured_slots() -> int | None:
     return int(text)
 
 
-def _visible_gpus() -> list[int]:
-    """Return the numbers of the GPUs that this process may use, without the memory that torch would take."""
+def _visible_gpus() -> dict[int, str]:
+    """Return the GPUs that this process may use, without the memory that torch would take."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [int(part) for part in visible.split(",") if part.strip().isdigit()]
+    if visible is None:
+        return {number: str(number) for number in _listed_gpus().values() if number < _FIRST_PART}
+    found: dict[int, str] = {}
+    listed = _listed_gpus() if "GPU-" in visible or "MIG-" in visible else {}
+    for part in map(str.strip, visible.split(",")):
+        if part.isascii() and part.isdigit():
+            found.setdefault(int(part), part)
+        elif part.startswith(("GPU-", "MIG-")):
+            found.setdefault(_number_of(part, listed), part)
+        else:
+            break  # as for CUDA, "-1" and the like hide all that follow
+    return found
+
+
+def _number_of(uuid: str, listed: Mapping[str, int]) -> int:
+    """Return the number of a GPU or of a part of one, by its UUID or the beginning of it, as CUDA accepts it."""
+    numbers = [number for whole, number in listed.items() if whole.startswith(uuid)]
+    if len(numbers) != 1:
+        raise errors.InvalidExperimentException(
+            f"CUDA_VISIBLE_DEVICES={uuid!r}: {len(numbers)} GPUs have this UUID; set it to numbers or UUIDs that "
+            "`nvidia-smi -L` lists."
+        )
+    return numbers[0]
+
+
+def _listed_gpus() -> dict[str, int]:
+    """Return the numbers of all GPUs of the machine, and of the parts into which they are divided, by UUID."""
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_ASKING, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return []
-    found = sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) if listed.returncode == 0 else 0
-    return list(range(found))
+        return {}
+    lines = listed.stdout.splitlines() if listed.returncode == 0 else []
+    gpus = {match[2]: int(match[1]) for line in lines if (match := _LISTED_GPU.match(line))}
+    parts = [match[1] for line in lines if (match := _LISTED_PART.match(line))]
+    return gpus | {uuid: number for number, uuid in enumerate(parts, start=_FIRST_PART)}

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from determined.experiment._machine import Machine
 from determined.experiment._shares import Claimant, shares
-from determined.tracking import RunProcess, Slots
+from determined.tracking import Demand, RunProcess, Slots
 
 
 class Pool(Protocol):
@@ -38,17 +38,19 @@ class SharedPool:
 
     def allowance(self, wanted: int, priority: int | None) -> int:
         """Return how many slots the experiment may hold now, if it wants so many."""
-        others = [
-            Claimant(one.experiment_id, max(one.wanted, one.held), one.unit, one.priority)
-            for one in self._slots.demands()
-            if one.experiment_id != self._experiment_id
-        ]
+        others = [self._rival(one) for one in self._slots.demands() if one.experiment_id != self._experiment_id]
         own = Claimant(self._experiment_id, wanted, self._unit, priority)
         return shares(self.machine.slots, [*others, own])[self._experiment_id]
 
+    def _rival(self, demand: Demand) -> Claimant:
+        """Return what another experiment wants of the slots here: less those that it has elsewhere."""
+        elsewhere = len(set(demand.slots).difference(self.machine.numbers))
+        wanted = max(demand.wanted, demand.held) - elsewhere
+        return Claimant(demand.experiment_id, wanted, demand.unit, demand.priority)
+
     def take(self, trial_id: int) -> list[int] | None:
         """Give a trial its slots; None if there are not enough."""
-        return self._slots.take(self._experiment_id, trial_id, self._unit, self.machine.slots)
+        return self._slots.take(self._experiment_id, trial_id, self._unit, self.machine.numbers)
 
     def hand_over(self, trial_id: int, process: RunProcess) -> None:
         """Let the process of a run hold the slots: they are free when that is gone."""

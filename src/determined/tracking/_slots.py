@@ -8,8 +8,8 @@ import socket
 import time
 import types
 import zlib
-from collections import Counter
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import sqlalchemy as sa
@@ -38,20 +38,27 @@ class Slots:
             self._file = _relocation.OpenFile(engine.url)
 
     def take(
-        self, experiment_id: int, trial_id: int, count: int, capacity: int, process: RunProcess | None = None
+        self,
+        experiment_id: int,
+        trial_id: int,
+        count: int,
+        capacity: int | Sequence[int],
+        process: RunProcess | None = None,
     ) -> list[int] | None:
-        """Give a trial the lowest free slots below `capacity` and return them; None if too few are free.
+        """Give a trial the first free slots and return them; None if too few are free.
 
-        They are held by `process`, by default this one. What the trial holds already counts as free.
+        `capacity` is how many slots the host has, or the numbers of those that the trial may have. They are held by
+        `process`, by default this one. What the trial holds already counts as free.
         """
         if count < 0:
             raise errors.TrackingException(
                 f"take(count={count}) for trial {trial_id}: pass a number of slots from 0 on."
             )
         holder = process or RunProcess.current()
+        numbers = range(capacity) if isinstance(capacity, int) else capacity
         with self._writing() as connection:
             taken = {lease.slot for lease in self._living(connection) if lease.trial_id != trial_id}
-            free = [slot for slot in range(capacity) if slot not in taken][:count]
+            free = [slot for slot in numbers if slot not in taken][:count]
             if len(free) < count:
                 return None
             connection.execute(sa.delete(_LEASES).where(self._of_trial(trial_id)))
@@ -80,7 +87,10 @@ class Slots:
         """Return what the living runners on the host want and hold, those that run for longest first."""
         engine = _database.for_reading(self._engine)
         with _database.errors_naming(engine.url), engine.begin() as connection:
-            held = Counter(lease.experiment_id for lease in self._leases(connection) if _is_living(lease.process))
+            held = defaultdict[int, list[int]](list)
+            for lease in self._leases(connection):
+                if _is_living(lease.process):
+                    held[lease.experiment_id].append(lease.slot)
             runners = [RUNNER.read(row) for row in connection.execute(RUNNER.select())]
             living = {row.id: row for row in runners if self._is_run_here(row)}
             experiments = [
@@ -159,14 +169,14 @@ def _lease(row: Row) -> Lease:
     )
 
 
-def _demand(experiment: Row, runner: Row, held: int) -> Demand:
+def _demand(experiment: Row, runner: Row, slots: Sequence[int]) -> Demand:
     resources = (experiment.config or {}).get("resources") or {}
     return Demand(
         experiment_id=experiment.id,
         unit=resources.get("slots_per_trial") or 1,
         priority=experiment.priority,
         wanted=runner.wanted_slots,
-        held=held,
+        slots=slots,
         max_slots=experiment.max_slots,
         since=runner.since,
     )

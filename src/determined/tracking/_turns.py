@@ -223,6 +223,12 @@ class Demand:
     unit: int
     priority: int | None
     wanted: int
-    held: int
+    slots: Sequence[int]
+    """The numbers of those that it holds."""
     max_slots: int | None
     since: float
+
+    @property
+    def held(self) -> int:
+        """How many slots it holds."""
+        return len(self.slots)

@@ -155,8 +155,8 @@ def test_relative_home_folder_is_that_of_the_runner(
     assert own_runs.text(spec) == f"{tmp_path / 'records'}\n"
 
 
-@pytest.mark.parametrize(("gpus", "shown"), [([], ""), ([2], "2"), ([0, 3], "0,3")])
-def test_run_sees_its_gpus_only(gpus: list[int], shown: str, runs: Runs) -> None:
+@pytest.mark.parametrize(("gpus", "shown"), [([], ""), (["2"], "2"), (["0", "GPU-3"], "0,GPU-3")])
+def test_run_sees_its_gpus_only(gpus: list[str], shown: str, runs: Runs) -> None:
     spec = runs.spec("echo [$CUDA_VISIBLE_DEVICES]", gpus=gpus, environment={"CUDA_VISIBLE_DEVICES": "7"})
     runs.run(spec)
     assert runs.text(spec) == f"[{shown}]\n"

@@ -46,7 +46,7 @@ def run_environment(base: Mapping[str, str], spec: RunSpec) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",  # so that its output can be seen as it comes
         **threads,
         **spec.environment,
-        GPU_VARIABLE: ",".join(map(str, spec.gpus)),
+        GPU_VARIABLE: ",".join(spec.gpus),
         RUN_FOLDER_VARIABLE: str(spec.folder.absolute()),
     }
 

@@ -38,7 +38,8 @@ class RunSpec:
     """Processes of a class entrypoint; a script is started once and starts its ranks itself."""
     threads: int = 1
     """Compute threads of each process."""
-    gpus: list[int] = dataclasses.field(default_factory=list)
+    gpus: list[str] = dataclasses.field(default_factory=list)
+    """The GPUs that it sees, by numbers or UUIDs."""
     patience: float = 3600.0
     """Seconds from a request to stop to the kill."""
     patterns: list[str] = dataclasses.field(default_factory=list)
