@@ -40,6 +40,8 @@ class SimulatedExecutor:
         self.trained: dict[int, float] = {}
         self.most_at_once = 0
         self.stops: list[tuple[float, int]] = []
+        self.lingering = 0.0
+        """Seconds that runs of an earlier runner take to stop."""
         self._experiment_id = experiment_id
         self._database = database
         self._pretend = pretend
@@ -90,10 +92,10 @@ class SimulatedExecutor:
         step = int(metrics.get("batches", 0))
         recorder.write([MetricReport(group="validation", steps_completed=step, metrics=metrics, time=self.now)])
 
-    def _end(self, spec: RunSpec, reason: EndReason, message: str = "") -> None:
+    def _end(self, spec: RunSpec, reason: EndReason, message: str = "", *, runner_gone: bool = False) -> None:
         if self._specs.get(spec.trial_id) is spec:
             del self._specs[spec.trial_id]
-            self._over.append(Ended.of(spec, reason, message))
+            self._over.append(Ended.of(spec, reason, message, runner_gone=runner_gone))
 
     def stop(self, trial_id: int) -> None:
         self.stops.append((self.now, trial_id))
@@ -115,8 +117,12 @@ class SimulatedExecutor:
         over, self._over = self._over, []
         return over
 
-    def adopt(self, spec: RunSpec) -> Ended | None:
-        return None
+    def adopt(self, spec: RunSpec) -> None:
+        self._specs[spec.trial_id] = spec
+        if self.lingering:
+            self._at(self.now + self.lingering, lambda: self._end(spec, EndReason.STOPPED, runner_gone=True))
+        else:
+            self._end(spec, EndReason.KILLED)
 
     def process(self, trial_id: int) -> RunProcess | None:
         return None

@@ -146,6 +146,25 @@ def test_a_trial_that_ignores_a_stop_is_killed_in_the_end(lab: Experiments) -> N
     eventually(lambda: not lab.processes(), 20)
 
 
+def test_a_new_runner_hears_a_kill_while_a_trial_of_the_last_one_does_not_stop(lab: Experiments) -> None:
+    (lab.code / "stubborn.py").write_text(
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\ntime.sleep(1000)\n"
+    )
+    settings = config(
+        entrypoint="exec python3 -u stubborn.py",
+        searcher={"name": "single", "metric": "validation_loss"},
+        preemption_timeout=1000,
+    )
+    id = lab.create(settings)
+    eventually(lambda: any(line.text == "ready" for line in read_logs(lab.home.trial(id, 1))))
+    lab.kill_runner(id)
+    control.activate(id, lab.home)
+    control.kill(id, lab.home)
+    assert control.wait(id, 20, lab.home) is RunState.CANCELED
+    assert lab.records.trials(id)[0].state is RunState.CANCELED
+    eventually(lambda: not lab.processes(), 20)
+
+
 @pytest.mark.thorough
 def test_a_second_runner_is_refused_at_once(lab: Experiments) -> None:
     from determined.experiment._drive import drive

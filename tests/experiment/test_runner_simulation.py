@@ -16,8 +16,10 @@ import pytest
 from simulation import ASHA, Simulation, assert_search_is_sound, learning, lr, simulated
 
 from determined import errors
-from determined.tracking import Desired, Records, RunState, Wish
+from determined.tracking import Desired, Ledger, Records, RunState, Wish
 from disks import SmallDisk, small_disk
+
+FOUR_TRIALS = {"hyperparameters": lr(), "searcher": {"name": "random", "metric": "loss", "max_trials": 4}}
 
 
 def states(simulation: Simulation) -> Counter[RunState]:
@@ -214,6 +216,19 @@ def test_an_experiment_that_cannot_go_on_ends_also_if_its_runner_dies_before(tmp
     assert states(simulation) == {RunState.ERROR: trials}
 
 
+def test_a_new_runner_goes_on_while_runs_of_the_last_one_still_stop(tmp_path: pathlib.Path) -> None:
+    simulation = simulated(tmp_path, FOUR_TRIALS, learning, slots=2)
+    dying(simulation, 4)
+    simulation.executor.lingering = 1000.0
+    with Ledger.open(simulation.home.database, simulation.experiment_id) as people:
+        asked(simulation, 5.0, lambda: people.ask(wishes={1: Wish.KILL}))
+        assert simulation.run() is RunState.COMPLETED
+    assert states(simulation) == {RunState.COMPLETED: 3, RunState.CANCELED: 1}
+    trials = {trial.id: trial for trial in simulation.ledger.trials()}
+    assert (trials[1].run_id, trials[2].run_id, trials[2].restarts) == (1, 2, 0)
+    assert simulation.ledger.runs(3)[0].started < simulation.ledger.runs(2)[1].started
+
+
 def asked(simulation: Simulation, after: float, ask: Any) -> None:
     """Let people ask for something at a moment of the simulated time."""
     simulation.executor._at(after, ask)
@@ -291,9 +306,6 @@ def after_a_warning(said: str, act: Callable[[], None]) -> Iterator[None]:
     yield
     thread.join()
     logger.removeHandler(ear)
-
-
-FOUR_TRIALS = {"hyperparameters": lr(), "searcher": {"name": "random", "metric": "loss", "max_trials": 4}}
 
 
 def test_a_runner_waits_for_room_on_a_full_disk(disk: SmallDisk) -> None:

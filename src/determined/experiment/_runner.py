@@ -92,7 +92,8 @@ class Runner:
 
     def run(self) -> RunState:
         """Run trials until the experiment ends or is paused; returns the state in which it is left."""
-        self._take_turn(self._recovered(), is_first=True)
+        self._recover()
+        self._take_turn(self._executor.ended(0.0), is_first=True)
         while self._end is None:
             self._take_turn(self._executor.ended(0.0 if self._has_news else POLL))
         return self._end
@@ -187,7 +188,12 @@ class Runner:
         if trial is None or not trial.is_running or trial.run_id != ended.run_id:
             return
         self._stored(lambda: self._pool.release(trial.id))
-        trial.is_running = trial.is_on_record = False
+        if trial.is_adopted and ended.reason is EndReason.KILLED and trial.ending is not Ending.KILL:
+            # It was cut off together with its runner, which is no failure of the trial.
+            ended = dataclasses.replace(
+                ended, reason=EndReason.STOPPED, message="its runner was gone", runner_gone=True
+            )
+        trial.is_running = trial.is_on_record = trial.is_adopted = False
         fate = fate_of(ended, trial.ending, trial.restarts, self._config.max_restarts, self._fatal_patterns)
         trial.restarts += fate.counts and fate.state is None
         trial.ending = None
@@ -342,24 +348,14 @@ class Runner:
 
     # What an earlier runner left
 
-    def _recovered(self) -> list[Ended]:
-        """Know the trials on record, and return how runs ended that nobody has taken in yet."""
-        ended = []
+    def _recover(self) -> None:
+        """Know the trials on record, and take over the runs whose ends nobody has taken in yet."""
         for entry in self._ledger.trials():
             if entry.state.is_final:
                 continue
             trial = OpenTrial(entry.id, entry.request_id, entry.hparams, entry.seed, entry.run_id, entry.restarts)
             self._trials.add(trial)
             if entry.run_id and self._ledger.runs(entry.id)[-1].ended is None:
-                trial.is_running, trial.ending = True, Ending.of_state(entry.state)
-                ended.append(self._end_of_earlier(trial))
-        return ended
-
-    def _end_of_earlier(self, trial: OpenTrial) -> Ended:
-        """Return how a run ended that an earlier runner started; it is waited for if it still ends."""
-        spec = self._runs.spec(trial, [])
-        ended = self._executor.adopt(spec)
-        if ended is None or ended.reason is EndReason.KILLED:
-            # It was cut off together with its runner, which is no failure of the trial.
-            return Ended.of(spec, EndReason.STOPPED, "its runner was gone", runner_gone=True)
-        return ended
+                trial.is_running = trial.is_on_record = trial.is_adopted = True
+                trial.ending = Ending.of_state(entry.state)
+                self._executor.adopt(self._runs.spec(trial, []))

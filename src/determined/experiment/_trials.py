@@ -25,6 +25,8 @@ class OpenTrial:
     is_running: bool = False
     is_on_record: bool = False
     """Whether the process of its run is."""
+    is_adopted: bool = False
+    """Whether an earlier runner started its run."""
 
     @property
     def waits(self) -> bool:

@@ -61,8 +61,8 @@ def await_text(spec: RunSpec, text: str) -> None:
 
 def adopted(spec: RunSpec) -> Ended:
     with LocalExecutor() as later:
-        ended = later.adopt(spec)
-    assert ended is not None
+        later.adopt(spec)
+        (ended,) = later.ended(60)
     return ended
 
 
@@ -102,6 +102,19 @@ def test_run_that_does_not_end_is_killed_in_the_end(own_runs: Runs) -> None:
     await_none(own_runs.folder)
 
 
+def test_next_runner_kills_a_run_that_does_not_end(own_runs: Runs) -> None:
+    spec = own_runs.spec(STUBBORN, patience=1000)
+    with runner(own_runs, spec) as process, LocalExecutor() as later:
+        process.kill()
+        process.wait()
+        later.adopt(spec)
+        assert later.ended(0.1) == []
+        later.kill(spec.trial_id)
+        (ended,) = later.ended(60)
+    assert ended.reason is EndReason.KILLED
+    await_none(own_runs.folder)
+
+
 def test_rank_dies_with_its_keeper_when_nobody_else_is_left(own_runs: Runs) -> None:
     spec = own_runs.spec(STUBBORN)
     with runner(own_runs, spec) as process:
@@ -137,8 +150,8 @@ def test_interrupt_at_the_terminal_does_not_reach_runs(own_runs: Runs) -> None:
     adopted(spec)
 
 
-def test_run_that_never_was_cannot_be_adopted(own_runs: Runs) -> None:
-    assert own_runs.executor.adopt(own_runs.spec("true")) is None
+def test_run_that_never_was_counts_as_killed(own_runs: Runs) -> None:
+    assert adopted(own_runs.spec("true")).reason is EndReason.KILLED
 
 
 def test_run_without_a_keeper_was_killed(own_runs: Runs, tmp_path: pathlib.Path) -> None:

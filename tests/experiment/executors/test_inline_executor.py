@@ -81,12 +81,18 @@ def test_what_needs_processes_is_not_started(entrypoint: object, ranks: int, run
     assert "cannot run within one process" in ended.message
 
 
+def adopted(runs: Runs, spec: RunSpec) -> Ended:
+    runs.executor.adopt(spec)
+    (ended,) = runs.executor.ended(0.0)
+    return ended
+
+
 def test_end_is_kept_for_a_later_process(runs: Runs) -> None:
     runs.write(TRIAL)
     spec = runs.trial()
-    assert runs.executor.adopt(spec) is None
+    assert adopted(runs, spec).reason is EndReason.KILLED
     ended = run(runs, spec)
-    assert runs.executor.adopt(spec) == ended
+    assert adopted(runs, spec) == ended
 
 
 @pytest.mark.parametrize(("order", "reason"), [("stop", EndReason.STOPPED), ("kill", EndReason.KILLED)])

@@ -31,16 +31,17 @@ def end_without_keeper(spec: RunSpec, keeper: Identity, server: str) -> Ended:
     return Ended.of(spec, EndReason.KILLED, "its keeper was killed, and the run with it")
 
 
-def end_of_earlier(spec: RunSpec) -> Ended | None:
-    """Return the end of a run of an earlier runner, when it has come; None if it was never started."""
+def keeper_of_earlier(spec: RunSpec) -> tuple[Identity, str] | Ended:
+    """Return the keeper of a run of an earlier runner, with the token of its warm process, or how that run has ended.
+
+    A run that was never started, or whose keeper nobody knows, counts as killed.
+    """
     if (ended := end_on_file(spec)) is not None:
         return ended
     if not spec.files.keeper.exists():
-        return None
+        return Ended.of(spec, EndReason.KILLED, "before it had begun")
     found = read_json(spec.files.keeper) or {}
     try:
-        keeper, server = Identity.from_json(found), str(found["server"])
+        return Identity.from_json(found), str(found["server"])
     except (KeyError, TypeError, ValueError):
         return Ended.of(spec, EndReason.KILLED, f"{spec.files.keeper} is damaged, so nobody knows its keeper")
-    keeper.wait(None)
-    return end_without_keeper(spec, keeper, server)

@@ -76,9 +76,9 @@ class InlineExecutor:
             self._silence()
         return over
 
-    def adopt(self, spec: RunSpec) -> Ended | None:
-        """Return how a run of an earlier process has ended; None if it has not, and so died with that process."""
-        return end_on_file(spec)
+    def adopt(self, spec: RunSpec) -> None:
+        """Let `ended` tell how a run of an earlier process has ended; one without an end died with that process."""
+        self._end(end_on_file(spec) or Ended.of(spec, EndReason.KILLED, "its process was gone"))
 
     def process(self, trial_id: int) -> RunProcess | None:
         """Return this process, for a run in the line."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from determined import errors
 from determined._processes import ProcessIdentity
-from determined.experiment.executors._ends import end_of_earlier, end_without_keeper
+from determined.experiment.executors._ends import end_without_keeper, keeper_of_earlier
 from determined.experiment.executors._environment import base_environment, run_environment, shared_environment
 from determined.experiment.executors._libraries import libraries_of
 from determined.experiment.executors._processes import Identity
@@ -44,6 +44,17 @@ class _Run:
     kill_at: float | None = None
 
 
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class _Adopted:
+    """A run of an earlier runner that is still stopping."""
+
+    spec: RunSpec
+    keeper: Identity
+    server: str
+    handle: int
+    """Is readable when the keeper has ended."""
+
+
 class LocalExecutor:
     """Runs each trial in processes of its own on this machine, each run under a keeper.
 
@@ -62,16 +73,20 @@ class LocalExecutor:
         self._events = selectors.EpollSelector()
         self._server: WarmProcess | None = None
         self._runs: dict[int, _Run] = {}
+        self._adopted: dict[int, _Adopted] = {}
         self._over: list[Ended] = []
 
     def start(self, spec: RunSpec) -> None:
         """Begin a run; returns at once. Whatever goes wrong is told by its end."""
-        if spec.trial_id in self._runs:
+        if spec.trial_id in self._runs or spec.trial_id in self._adopted:
             raise errors.MisuseError(f"Trial {spec.trial_id} has a run already; start another when it has ended.")
         self._begin(spec, 1)
 
     def stop(self, trial_id: int) -> None:
-        """Ask a run to save and end; it is killed after its patience. A trial without a run is passed over."""
+        """Ask a run to save and end; it is killed after its patience. A trial without a run is passed over.
+
+        A run that was adopted has been asked by the end of its runner.
+        """
         if (run := self._runs.get(trial_id)) is not None:
             run.wanted_end = run.wanted_end or EndReason.STOPPED
             run.line.tell({"order": "stop"})
@@ -82,6 +97,8 @@ class LocalExecutor:
             run.wanted_end = EndReason.KILLED
             run.kill_at = run.kill_at or time.monotonic() + self._kill_patience
             run.line.tell({"order": "kill"})
+        elif (adopted := self._adopted.get(trial_id)) is not None:
+            adopted.keeper.send(signal.SIGKILL)
 
     def ended(self, timeout: float | None) -> list[Ended]:
         """Return the runs that have ended since the last call; waits for one, up to so many seconds."""
@@ -91,13 +108,31 @@ class LocalExecutor:
                 key.data()
             self._kill_overdue()
             is_late = deadline is not None and time.monotonic() >= deadline
-            if self._over or is_late or (deadline is None and not self._runs):
+            if self._over or is_late or (deadline is None and not self._has_runs):
                 over, self._over = self._over, []
                 return over
 
-    def adopt(self, spec: RunSpec) -> Ended | None:
-        """Return how a run has ended that an earlier runner started, once it has; None if it was never started."""
-        return end_of_earlier(spec)
+    def adopt(self, spec: RunSpec) -> None:
+        """Take over a run that an earlier runner started; returns at once, `ended` tells its end.
+
+        It stops by itself, since its runner is gone. One that was never started counts as killed.
+        """
+        found = keeper_of_earlier(spec)
+        if isinstance(found, Ended):
+            self._over.append(found)
+            return
+        keeper, server = found
+        if (handle := keeper.open()) is None:
+            self._over.append(end_without_keeper(spec, keeper, server))
+            return
+        run = self._adopted[spec.trial_id] = _Adopted(spec, keeper, server, handle)
+        self._events.register(handle, selectors.EVENT_READ, lambda: self._on_adopted_gone(run))
+
+    def _on_adopted_gone(self, run: _Adopted) -> None:
+        self._events.unregister(run.handle)
+        os.close(run.handle)
+        del self._adopted[run.spec.trial_id]
+        self._over.append(end_without_keeper(run.spec, run.keeper, run.server))
 
     def process(self, trial_id: int) -> RunProcess | None:
         """Return the keeper of a run; None if there is none, or none yet."""
@@ -119,8 +154,11 @@ class LocalExecutor:
             run.line.link.close()
         if self._server is not None:
             self._server.close(0.0 if self._runs else _PARTING)
+        for adopted in self._adopted.values():
+            os.close(adopted.handle)
         self._events.close()
         self._runs.clear()
+        self._adopted.clear()
         self._server = None
 
     def __enter__(self) -> Self:
@@ -200,7 +238,11 @@ class LocalExecutor:
     def _until(self, deadline: float | None) -> float | None:
         overdue = (run.kill_at for run in self._runs.values() if run.keeper is not None)
         times = [at for at in (deadline, *overdue) if at is not None]
-        return max(0.0, min(times) - time.monotonic()) if times else (None if self._runs else 0.0)
+        return max(0.0, min(times) - time.monotonic()) if times else (None if self._has_runs else 0.0)
+
+    @property
+    def _has_runs(self) -> bool:
+        return bool(self._runs or self._adopted)
 
     def _kill_overdue(self) -> None:
         now = time.monotonic()

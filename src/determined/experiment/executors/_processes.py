@@ -46,19 +46,29 @@ class Identity(ProcessIdentity):
             poll.register(handle, select.POLLIN)
             return bool(poll.poll(None if timeout is None else max(0.0, timeout) * 1000))
 
-    @contextlib.contextmanager
-    def _handle(self) -> Iterator[int | None]:
-        """Give what refers to the process also after its id has become another's; None if it is gone."""
+    def open(self) -> int | None:
+        """Return a descriptor that is readable once this very process has ended, for the caller to close.
+
+        It refers to the process also after its id has become another's; None if it is gone.
+        """
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
-            yield None
-            return
+            return None
+        # Checked afterwards: the handle is of whichever process had the id when it was opened.
+        if self.lives:
+            return handle
+        os.close(handle)
+        return None
+
+    @contextlib.contextmanager
+    def _handle(self) -> Iterator[int | None]:
+        handle = self.open()
         try:
-            # Checked afterwards: the handle is of whichever process had the id when it was opened.
-            yield handle if self.lives else None
+            yield handle
         finally:
-            os.close(handle)
+            if handle is not None:
+                os.close(handle)
 
 
 def all_processes() -> Iterator[Facts]:

@@ -146,8 +146,11 @@ class Executor(Protocol):
     def ended(self, timeout: float | None) -> list[Ended]:
         """Return the runs that have ended since the last call; waits for one, up to so many seconds."""
 
-    def adopt(self, spec: RunSpec) -> Ended | None:
-        """Return how a run has ended that an earlier runner started, once it has; None if it was never started."""
+    def adopt(self, spec: RunSpec) -> None:
+        """Take over a run that an earlier runner started; returns at once, `ended` tells its end.
+
+        It stops by itself, since its runner is gone. One that was never started counts as killed.
+        """
 
     def process(self, trial_id: int) -> RunProcess | None:
         """Return the process that stands for a run; None if there is none, or none yet."""
