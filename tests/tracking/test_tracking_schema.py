@@ -79,7 +79,7 @@ def newer(recorder: tracking.Recorder, database: pathlib.Path) -> pathlib.Path:
 
 
 def test_writing_to_a_newer_database_is_refused(newer: pathlib.Path, describe_run: Callable[..., Any]) -> None:
-    with pytest.raises(errors.SchemaVersionException, match=r"tracking\.db.*99.*up to 4.*upgrade.*DET_HOME"):
+    with pytest.raises(errors.SchemaVersionException, match=r"tracking\.db.*99.*up to 5.*upgrade.*DET_HOME"):
         tracking.Recorder.start(newer, describe_run())
 
 

@@ -31,6 +31,7 @@ from determined.tracking import Desired, Ledger, Records, RunState, Slots
 
 logger = logging.getLogger("determined.experiment")
 
+RENEWED_EVERY_S = 10.0
 _STARTING = 60.0
 _LOOKING = 0.02
 
@@ -46,6 +47,7 @@ def drive(experiment_id: int, at: Home | None = None, executor: Executor | None 
         ledger = claimed.enter_context(Ledger.open(place.database, experiment_id))
         when_there_is_room(ledger.claim)
         claimed.callback(ledger.release)  # after the tidying up, so that others can wait for that too
+        claimed.enter_context(_renewing(ledger))
         state = _run(config, ledger, place, executor)
         if state.is_final:
             _tidy_up(experiment_id, config, place)
@@ -70,6 +72,25 @@ def _run(config: configs.ExperimentConfig, ledger: Ledger, place: Home, given: E
             is_wanted = state is RunState.PAUSED and ledger.control().desired is Desired.ACTIVE
             if runner.asked_to_leave or not is_wanted:
                 return state
+
+
+@contextlib.contextmanager
+def _renewing(ledger: Ledger) -> Iterator[None]:
+    """Renew the claim of this process again and again, whatever else it is doing."""
+    is_over = threading.Event()
+
+    def renew() -> None:
+        while not is_over.wait(RENEWED_EVERY_S):
+            with contextlib.suppress(errors.TrackingException):  # what is lost for good, the next commit tells
+                ledger.renew()
+
+    thread = threading.Thread(target=renew, name="renews the claim", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def _tidy_up(experiment_id: int, config: configs.ExperimentConfig, place: Home) -> None:

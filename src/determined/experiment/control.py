@@ -164,7 +164,8 @@ def _ask(experiment_id: int, desired: Desired, at: Home | None, *, force: bool) 
         else:
             logger.warning(
                 "Experiment %d is run by process %d on %r, which cannot be asked from here whether it still runs. If "
-                "it does, it does what was asked; if it is gone for certain, repeat the command with --force.",
+                "it does, it does what was asked. If it is gone, repeat the command in two minutes, when its claim has "
+                "expired, or at once with --force.",
                 experiment_id,
                 runner.pid,
                 runner.host,
@@ -179,6 +180,11 @@ def _have_runner(experiment_id: int, at: Home | None, slots: int | None = None) 
         while _is_run(ledger) and ledger.control().state is RunState.PAUSED and time.monotonic() < deadline:
             time.sleep(_LOOKING / 10)
         if (runner := ledger.runner()) is not None and not runner.is_gone:
+            if ledger.control().state is RunState.PAUSED:
+                raise errors.TrackingException(
+                    f"experiment {experiment_id} is PAUSED, but process {runner.pid} on {runner.host!r} has not "
+                    "released it; end that process. If it is gone, try again in two minutes, or at once with --force."
+                )
             return runner.pid
         if ledger.control().state.is_final:
             return None

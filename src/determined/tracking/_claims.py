@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from determined import errors
 
 from . import _database, _runs, _schema, _tallies, _writing
-from ._process import RunProcess
+from ._process import CLAIMED_FOR_S, RunProcess
 from ._reading import Reader
 from ._rows import RUNNER, Row
 
@@ -22,9 +22,16 @@ def claim(connection: sa.Connection, experiment_id: int, process: RunProcess, *,
     # Not even looked at if there is no question who gets it, so that a damaged one can be replaced.
     if not force:
         _require_free(experiment_id, _holder(locked(connection, experiment_id)), process)
-    values = {"id": experiment_id, **_runs.columns_of(process), "wanted_slots": 0, "since": time.time()}
-    _writing.put(connection, RUNNER, values)
+    now = time.time()
+    columns = {**_runs.columns_of(process), "wanted_slots": 0, "since": now, "alive_until": now + CLAIMED_FOR_S}
+    _writing.put(connection, RUNNER, {"id": experiment_id, **columns})
     _tallies.replace(connection, _tallies.RUNNERS, experiment_id, 1)
+
+
+def renew(connection: sa.Connection, experiment_id: int, process: RunProcess) -> None:
+    """Prolong the claim of a process on an experiment; `TrackingException` if it has none any more."""
+    row = require(connection, experiment_id, process)
+    _writing.change(connection, RUNNER, row, {"alive_until": time.time() + CLAIMED_FOR_S})
 
 
 def _require_free(experiment_id: int, holder: RunProcess | None, process: RunProcess) -> None:
@@ -37,8 +44,8 @@ def _require_free(experiment_id: int, holder: RunProcess | None, process: RunPro
         )
     raise errors.TrackingException(
         f"experiment {experiment_id} is run by process {holder.pid} on {holder.host!r}, which cannot be asked from "
-        f"here whether it still runs; pause it there, or if it is gone for certain, take over by `det experiment "
-        f"activate {experiment_id} --force` (in Python claim(force=True))."
+        f"here whether it still runs; pause it there. If it is gone, wait two minutes until its claim has expired, or "
+        f"take over at once by `det experiment activate {experiment_id} --force` (in Python claim(force=True))."
     )
 
 

@@ -93,13 +93,23 @@ class Ledger:
     def claim(self, process: RunProcess | None = None, *, force: bool = False) -> None:
         """Become the runner of the experiment, as this process or another one; `TrackingException` if it has one.
 
-        A runner that is gone is replaced. One on another host cannot be asked whether it still runs: `force` takes
-        over from it, or from any other, whose next `commit` is then refused.
+        A runner that is gone is replaced. One on another host cannot be asked whether it still runs: it counts as gone
+        when it has not renewed its claim for two minutes. `force` takes over from it, or from any other, whose next
+        `commit` is then refused.
         """
         runner = process or RunProcess.current()
         with self._writing() as connection:
             _claims.claim(connection, self.experiment_id, runner, force=force)
         self._process = runner
+
+    def renew(self) -> None:
+        """Prolong the claim, for those who cannot see this process: for them it is gone a while after the claim ends.
+
+        `TrackingException` if another runner has taken over.
+        """
+        if self._process is not None:
+            with self._writing() as connection:
+                _claims.renew(connection, self.experiment_id, self._process)
 
     def release(self) -> None:
         """Let others run the experiment. Nothing happens if this ledger does not run it (any more)."""

@@ -54,6 +54,11 @@ def _add_identities(connection: sa.Connection) -> None:
         _add_columns(connection, table, [table.c.identity])
 
 
+def _add_renewals(connection: sa.Connection) -> None:
+    """Add until when runners are alive; claims from before have no end."""
+    _add_columns(connection, _schema.runners, [_schema.runners.c.alive_until])
+
+
 def _add_columns(connection: sa.Connection, table: sa.Table, columns: Iterable[sa.Column[Any]]) -> None:
     present = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
     for column in columns:
@@ -67,7 +72,7 @@ def _unseal(connection: sa.Connection, table: sa.Table) -> None:
 
 
 # A database that is set back to version 1 by hand is accepted as it is: its rows are no longer checked.
-MIGRATIONS: tuple[Migration, ...] = (_create_version_1, _add_checks, _add_platform, _add_identities)
+MIGRATIONS: tuple[Migration, ...] = (_create_version_1, _add_checks, _add_platform, _add_identities, _add_renewals)
 
 
 def version_of(connection: sa.Connection) -> int:

@@ -6,11 +6,16 @@ import dataclasses
 import functools
 import os
 import socket
+import time
 
 from determined._processes import ProcessIdentity, is_supported
 
 # Boot time, on which creation times rest, is known to within a second or so.
 _START_TOLERANCE = 2.0
+CLAIMED_FOR_S = 60.0
+"""Seconds for which a runner claims an experiment, and renews that claim well before."""
+CLOCK_TOLERANCE_S = 60.0
+"""Seconds by which the clocks of machines may differ."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +30,8 @@ class RunProcess:
     started: float = 0.0  # psutil's create_time, where there is no identity
     host: str  # as socket.gethostname() says; with an identity only for people
     identity: ProcessIdentity | None = None
+    alive_until: float | None = dataclasses.field(default=None, compare=False)
+    """Of a runner: the end of its claim unless it renews that; seconds since 1970."""
 
     @classmethod
     def current(cls) -> RunProcess:
@@ -51,11 +58,15 @@ class RunProcess:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has certainly ended; False for other machines and containers, which cannot be asked."""
+        """Whether it has ended.
+
+        Other machines and containers cannot be asked: there a runner counts as gone a while after its claim has
+        expired, and other processes never do.
+        """
         if self.identity is not None:
-            return self.identity.is_gone
+            return self.identity.is_gone or (not self.is_here and self._has_expired)
         if not self.is_here:
-            return False
+            return self._has_expired
         import psutil
 
         try:
@@ -73,6 +84,10 @@ class RunProcess:
         if self.identity is not None or other.identity is not None:
             return self.identity == other.identity
         return self.pid == other.pid and self.host == other.host and self._began_at(other.started)
+
+    @property
+    def _has_expired(self) -> bool:
+        return self.alive_until is not None and time.time() > self.alive_until + CLOCK_TOLERANCE_S
 
     def _began_at(self, moment: float) -> bool:
         return abs(moment - self.started) <= _START_TOLERANCE

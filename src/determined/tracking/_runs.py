@@ -38,7 +38,13 @@ def process_of(row: Row) -> RunProcess | None:
         raise row.damage("pid", row.pid)
     if not row.pid:
         return None
-    return RunProcess(pid=row.pid, started=row.process_started, host=row.host, identity=_identity_of(row))
+    return RunProcess(
+        pid=row.pid,
+        started=row.process_started,
+        host=row.host,
+        identity=_identity_of(row),
+        alive_until=row.stored.get("alive_until"),
+    )
 
 
 def _identity_of(row: Row) -> ProcessIdentity | None:

@@ -313,6 +313,9 @@ for _each in NAMING_PROCESSES:
     # What tells a process from others with the same id.
     _each.append_column(_new("identity", JsonText))
 
+# Until when a runner has promised to be alive, for those who cannot see its process.
+runners.append_column(_new("alive_until", Moment))
+
 _versions = sa.MetaData()
 schema_version = sa.Table(
     "schema_version",

@@ -29,8 +29,12 @@ def activate(ids: ExperimentIds, follow: Follow = False, slots: Slots = None, fo
 
     def act(id: int) -> str:
         pid = control.activate(id, slots=slots, force=force)
+        found = _output.open_records().experiment(id)
         if pid is None:
-            return f"is {_output.open_records().experiment(id).state.value} by now."
+            return f"is {found.state.value} by now."
+        if found.runner is not None and not found.runner.is_here:
+            where = _output.plain(found.runner.host)
+            return f"was asked to run. Its runner is process {pid} on {where}, which cannot be seen from here."
         return f"runs. Its runner is process {pid}."
 
     each(ids, act, "Experiment {} {}")
