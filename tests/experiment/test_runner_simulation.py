@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from simulation import ASHA, Simulation, assert_search_is_sound, learning, lr, simulated
 
-from determined import errors
-from determined.tracking import Desired, Ledger, Records, RunState, Wish
+from determined import errors, storage
+from determined.tracking import CheckpointSaved, Desired, Ledger, Recorder, Records, RunState, Wish
 from disks import SmallDisk, small_disk
 
 FOUR_TRIALS = {"hyperparameters": lr(), "searcher": {"name": "random", "metric": "loss", "max_trials": 4}}
@@ -227,6 +227,44 @@ def test_a_new_runner_goes_on_while_runs_of_the_last_one_still_stop(tmp_path: pa
     trials = {trial.id: trial for trial in simulation.ledger.trials()}
     assert (trials[1].run_id, trials[2].run_id, trials[2].restarts) == (1, 2, 0)
     assert simulation.ledger.runs(3)[0].started < simulation.ledger.runs(2)[1].started
+
+
+@pytest.mark.timeout(60)
+def test_trials_go_on_while_the_checkpoint_of_another_one_is_checked(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others_are_done, waited = threading.Event(), list[bool]()
+    monkeypatch.setattr(storage.Manifest, "verify", lambda *_: waited.append(others_are_done.wait(10)))
+    failed = set[int]()
+
+    def pretend(hparams: Mapping[str, Any], seed: int) -> Iterator[tuple[float, Mapping[str, float]]]:
+        yield 1.0, {"loss": 1.0, "batches": 1}
+        if not failed:
+            failed.add(seed)
+            (trial,) = (trial for trial in simulation.ledger.trials() if trial.seed == seed)
+            save(simulation, trial.id, steps=7)
+            raise RuntimeError("out of memory")
+        if seed not in failed:
+            yield 2.0, {"loss": 1.0, "batches": 2}
+            others_are_done.set()
+
+    simulation = simulated(tmp_path, FOUR_TRIALS, pretend, slots=2)
+    assert simulation.run() is RunState.COMPLETED
+    assert waited == [True]
+    runs = [run for trial in simulation.ledger.trials() for run in simulation.ledger.runs(trial.id)]
+    assert [run.started_from_step for run in runs if run.run_id == 2] == [7]
+
+
+def save(simulation: Simulation, trial_id: int, steps: int) -> None:
+    """Put a checkpoint of a trial on record."""
+    folder = simulation.home.checkpoints / f"of-trial-{trial_id}"
+    folder.mkdir(parents=True)
+    storage.Manifest.of(folder, {}).write(folder)
+    saved = CheckpointSaved(
+        uuid=folder.name, steps_completed=steps, path=str(folder), metadata={}, resources={}, time=1.0
+    )
+    with Recorder.attach(simulation.home.database, simulation.experiment_id, trial_id, 1) as recorder:
+        recorder.write([saved])
 
 
 def asked(simulation: Simulation, after: float, ask: Any) -> None:

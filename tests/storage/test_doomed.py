@@ -87,3 +87,28 @@ def test_section_with_one_number_has_the_defaults_for_the_others() -> None:
 def test_number_that_is_none_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(errors.StorageException, match=rf"checkpoint_storage\.{name}=.*an int >= 0"):
         Retention.of_section({name: value})
+
+
+def test_the_work_grows_with_the_checkpoints_not_with_their_square() -> None:
+    read = 0
+
+    class Counting(int):
+        """A trial id that counts how often it is compared or looked up."""
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal read
+            read += 1
+            return int(self) == other
+
+        def __hash__(self) -> int:
+            nonlocal read
+            read += 1
+            return hash(int(self))
+
+    count = 300
+    candidates = [
+        Candidate(uuid=f"c{number}", trial_id=Counting(number), steps_completed=1, score=None)
+        for number in range(count)
+    ]
+    assert doomed(candidates, Retention(save_trial_latest=1)) == []
+    assert read < 20 * count

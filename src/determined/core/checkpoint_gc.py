@@ -107,8 +107,8 @@ def expired_checkpoints(
     `metric` is (name, smaller_is_better). Keeps registered checkpoints, and those that some trial continues or
     starts from.
     """
-    on_record = records.checkpoints(experiment_id)
-    present = [one for one in on_record if one.state is CheckpointState.COMPLETED and one.uuid in stored]
+    on_record, ids_stored = records.checkpoints(experiment_id), set(stored)
+    present = [one for one in on_record if one.state is CheckpointState.COMPLETED and one.uuid in ids_stored]
     validations = {
         (trial_id, report.steps_completed): report.metrics
         for trial_id, reports in records.metrics_by_trial(experiment_id, "validation").items()

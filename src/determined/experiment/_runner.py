@@ -307,7 +307,7 @@ class Runner:
         room = self._pool.allowance(wanted, self._control.priority) // unit - len(running)
         for trial in running[len(running) + min(room, 0) :]:
             self._ask_to_end(draft, trial, Ending.YIELD)
-        return self._started(draft, waiting[: max(room, 0)])
+        return self._started(draft, [trial for trial in waiting[: max(room, 0)] if self._runs.is_ready(trial)])
 
     def _started(self, draft: Draft, trials: list[OpenTrial]) -> list[RunSpec]:
         specs = []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pathlib
 import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from determined import errors, storage
 from determined._home import Home
@@ -14,6 +16,9 @@ from determined.experiment._trials import OpenTrial
 from determined.experiment.config import ExperimentConfig
 from determined.experiment.executors import RunSpec
 from determined.tracking import CheckpointRecord, CheckpointState, Records
+
+_NO_CHECKPOINT: Future[CheckpointRecord | None] = Future()
+_NO_CHECKPOINT.set_result(None)
 
 
 class Runs:
@@ -28,14 +33,21 @@ class Runs:
         device = "cuda" if machine.gpus else "cpu"
         self._variables = config.environment.variables(device)  # type: ignore[arg-type]  # one of its words
         self._source: str | None = None
+        self._checker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checks checkpoints")
+        self._checks: dict[int, Future[CheckpointRecord | None]] = {}
 
     def start_from(self, checkpoint: str | None) -> None:
         """Let the first runs of trials begin with the weights of a checkpoint."""
         self._source = checkpoint
 
+    def is_ready(self, trial: OpenTrial) -> bool:
+        """Return whether the next run of a trial can begin: not before its checkpoint is checked, on another thread."""
+        return trial.run_id == 0 or self._check(trial).done()
+
     def next_run(self, trial: OpenTrial, slots: list[int]) -> tuple[RunSpec, int]:
-        """Return the run of a trial that begins now, and the step at which it does."""
-        own = self._newest_checkpoint(trial) if trial.run_id > 1 else None
+        """Return the run of a trial that begins now, and the step at which it does; waits if it is not ready."""
+        own = self._check(trial).result() if trial.run_id > 1 else None
+        self._checks.pop(trial.id, None)
         if own is not None:
             return self.spec(trial, slots, own.uuid, own.steps_completed), own.steps_completed
         return self.spec(trial, slots, self._source), 0
@@ -86,12 +98,17 @@ class Runs:
             container_slot_counts=[max(len(slots), 1)],
         )
 
-    def _newest_checkpoint(self, trial: OpenTrial) -> CheckpointRecord | None:
-        found = Records(self._home.database).checkpoints(self._experiment_id, trial.id)
-        for checkpoint in reversed(found):
-            if checkpoint.state is CheckpointState.COMPLETED and _is_intact(checkpoint):
-                return checkpoint
-        return None
+    def _check(self, trial: OpenTrial) -> Future[CheckpointRecord | None]:
+        """Return the newest intact checkpoint of a trial, or the promise of it."""
+        if trial.id not in self._checks:
+            saved = Records(self._home.database).checkpoints(self._experiment_id, trial.id)
+            present = [one for one in saved if one.state is CheckpointState.COMPLETED]
+            self._checks[trial.id] = self._checker.submit(_newest_intact, present) if present else _NO_CHECKPOINT
+        return self._checks[trial.id]
+
+
+def _newest_intact(checkpoints: Sequence[CheckpointRecord]) -> CheckpointRecord | None:
+    return next(filter(_is_intact, reversed(checkpoints)), None)
 
 
 def _path() -> str:

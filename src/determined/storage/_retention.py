@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -44,7 +45,9 @@ class Candidate:
 
 def doomed(candidates: Sequence[Candidate], keep: Retention, protected: Iterable[str] = ()) -> list[str]:
     """Return the ids of the checkpoints that need not stay, in the order given."""
-    trials = {c.trial_id: [d for d in candidates if d.trial_id == c.trial_id] for c in candidates}
+    trials = defaultdict[int, list[Candidate]](list)
+    for candidate in candidates:
+        trials[candidate.trial_id].append(candidate)
     staying = {*protected, *_best(candidates, keep.save_experiment_best)}
     for own in trials.values():
         staying |= {*_best(own, keep.save_trial_best), *_latest(own, keep.save_trial_latest)}
