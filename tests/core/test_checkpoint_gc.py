@@ -166,7 +166,7 @@ def test_deleted_checkpoint_is_never_recorded_anew(run_program: Run, records: tr
 def test_half_removed_checkpoint_is_not_listed_and_cleared(run_program: Run) -> None:
     doomed = save()
     deleting = f"from determined import core\nwith core.init() as c:\n    c.checkpoint.delete({doomed!r})"
-    assert run_program(deleting, DET_DIE_AT="doomed").returncode == -9
+    assert run_program(deleting, DET_DIE_AT="to_delete").returncode == -9
     assert store().ids() == []
     assert store().clear_leftovers() == [f"{doomed}.partial"]
     assert list(home().checkpoints.iterdir()) == []

@@ -95,7 +95,7 @@ def test_next_run_leaves_alone_what_a_living_process_saves(home: pathlib.Path) -
 
 def test_deletion_that_dies_after_the_record_leaves_nothing_listed(home: pathlib.Path) -> None:
     assert finish(core_program("save", OLD)) == 0
-    assert finish(core_program("delete", OLD, DET_DIE_AT="doomed")) == -9
+    assert finish(core_program("delete", OLD, DET_DIE_AT="to_delete")) == -9
     assert findings.store_of(home).ids() == []
     assert [one.state for one in findings.checkpoints(home)] == [tracking.CheckpointState.DELETED]
     assert findings.store_of(home).clear_leftovers() == [f"{OLD}.partial"]

@@ -106,7 +106,7 @@ class CheckpointContext:
         folder = self.store.path(storage_id)
         self._recorder.put(checkpoint_gc.saved_message(folder, storage.Manifest.read(folder), time.time()))
         self._recorder.flush()
-        storage.reach("recorded")
+        storage.fault_point("recorded")
 
     def record_unrecorded(self) -> None:
         """Record the checkpoints of runs that died before they could record them."""
@@ -210,7 +210,7 @@ class CheckpointContext:
         folder = self.store.path(storage_id)
         self._recorder.put(tracking.CheckpointDeleted(uuid=folder.name))
         self._recorder.confirm()
-        storage.reach("unlisted")
+        storage.fault_point("unlisted")
         self.store.delete(storage_id)
 
 

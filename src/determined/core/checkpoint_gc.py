@@ -130,7 +130,7 @@ def expired_checkpoints(
         for one in present
     ]
     needed = records.sources() | records.experiment_sources() | records.registered_checkpoints()
-    ids = set(storage.doomed(candidates, keep, needed))
+    ids = set(storage.expired(candidates, keep, needed))
     return [one for one in present if one.uuid in ids]
 
 

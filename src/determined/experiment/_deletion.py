@@ -71,13 +71,13 @@ def _require_no_source(
     records: Records, checkpoints: Iterable[CheckpointRecord], what: str, but: int | None = None
 ) -> None:
     """Refuse to delete what trials of an experiment that has not ended are to begin with."""
-    doomed = {one.uuid for one in checkpoints}
-    if not doomed & records.experiment_sources():
+    to_delete = {one.uuid for one in checkpoints}
+    if not to_delete & records.experiment_sources():
         return
     for experiment in records.experiments(include_archived=True):
         searcher = (experiment.config or {}).get("searcher") or {}
         source = searcher.get("source_checkpoint_uuid")
-        if source in doomed and experiment.ended is None and experiment.id != but:
+        if source in to_delete and experiment.ended is None and experiment.id != but:
             raise errors.TrackingException(
                 f"{what} cannot be deleted: the trials of experiment {experiment.id} begin with checkpoint {source}; "
                 f"wait for its end, or end it by `det experiment cancel {experiment.id}`."

@@ -140,10 +140,10 @@ class Checkpoint:
 
     def remove_metadata(self, keys: Iterable[str]) -> None:
         """Remove names from its metadata on record; its files stay as they are."""
-        doomed, kept = [keys] if isinstance(keys, str) else list(keys), self.reload().metadata
-        if missing := [key for key in doomed if key not in kept]:
+        to_remove, kept = [keys] if isinstance(keys, str) else list(keys), self.reload().metadata
+        if missing := [key for key in to_remove if key not in kept]:
             raise errors.TrackingException(f"checkpoint {self.uuid} has no metadata {missing}; it has {sorted(kept)}.")
-        self._change({key: value for key, value in kept.items() if key not in doomed})
+        self._change({key: value for key, value in kept.items() if key not in to_remove})
 
     def delete(self) -> None:
         """Delete it and its files, for good; refused while it is a version of a model or a source of an experiment."""

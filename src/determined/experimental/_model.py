@@ -181,10 +181,10 @@ class Model:
 
     def remove_metadata(self, keys: Iterable[str]) -> None:
         """Remove names from its metadata."""
-        doomed, kept = [keys] if isinstance(keys, str) else list(keys), self.reload().metadata
-        if missing := [key for key in doomed if key not in kept]:
+        to_remove, kept = [keys] if isinstance(keys, str) else list(keys), self.reload().metadata
+        if missing := [key for key in to_remove if key not in kept]:
             raise errors.TrackingException(f"model {self.name!r} has no metadata {missing}; it has {sorted(kept)}.")
-        self._change(metadata={key: value for key, value in kept.items() if key not in doomed})
+        self._change(metadata={key: value for key, value in kept.items() if key not in to_remove})
 
     def archive(self) -> None:
         """Leave it out of listings."""

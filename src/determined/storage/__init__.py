@@ -1,12 +1,12 @@
 """Checkpoint bytes: where a checkpoint's folder is, and how it comes to be there whole."""
 
 from determined.storage._config import store_for
-from determined.storage._faults import reach
+from determined.storage._faults import fault_point
 from determined.storage._folder import FolderStore, errors_naming, sync_folder
 from determined.storage._locks import is_locked, locked
 from determined.storage._manifest import MANIFEST_FILE, Manifest
 from determined.storage._plain import read_json, read_plain
-from determined.storage._retention import Candidate, Retention, doomed
+from determined.storage._retention import Candidate, Retention, expired
 
 __all__ = [
     "MANIFEST_FILE",
@@ -14,11 +14,11 @@ __all__ = [
     "FolderStore",
     "Manifest",
     "Retention",
-    "doomed",
     "errors_naming",
+    "expired",
+    "fault_point",
     "is_locked",
     "locked",
-    "reach",
     "read_json",
     "read_plain",
     "store_for",

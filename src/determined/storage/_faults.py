@@ -11,7 +11,7 @@ VARIABLE = "DET_DIE_AT"
 _reached: dict[str, int] = {}
 
 
-def reach(point: str) -> None:
+def fault_point(point: str) -> None:
     """Die at once, as by `kill -9`, if the environment says so for this point."""
     wanted = os.environ.get(VARIABLE)
     if wanted is None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from determined import errors
 from determined._home import make_private, private_opener
-from determined.storage._faults import reach
+from determined.storage._faults import fault_point
 from determined.storage._locks import is_locked, kernel_id, locked
 from determined.storage._manifest import MANIFEST_FILE, Manifest, walk
 
@@ -72,26 +72,26 @@ class FolderStore:
             raise errors.StorageException(f"Checkpoint {checkpoint_id!r} exists already in {self.root}.")
         staging = final.with_name(final.name + _PARTIAL)
         with self._staged(staging):
-            reach("staged")
+            fault_point("staged")
             yield staging
-            reach("filled")
+            fault_point("filled")
             with errors_naming(staging):
                 _commit(staging, final, origin or {})
 
     def delete(self, checkpoint_id: str) -> None:
         """Remove a checkpoint; it disappears at once, also when the removal is interrupted."""
         folder = self.path(checkpoint_id)
-        doomed = folder.with_name(folder.name + _PARTIAL)
+        to_delete = folder.with_name(folder.name + _PARTIAL)
         try:
-            folder.rename(doomed)
+            folder.rename(to_delete)
         except FileNotFoundError:
             self.path(checkpoint_id)  # says that another process was faster
             raise
-        reach("doomed")
+        fault_point("to_delete")
         sync(self.root)
         # Another process may clear it as a leftover meanwhile.
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(doomed)
+            shutil.rmtree(to_delete)
 
     def ids(self) -> list[str]:
         """Return the ids of all checkpoints in the store."""
@@ -211,19 +211,19 @@ def _commit(staging: pathlib.Path, final: pathlib.Path, origin: Mapping[str, Any
     """Make what is staged the checkpoint: durable first, then visible, then durably visible."""
     _close_to_others(staging)
     _sync_files(staging)
-    reach("synced")
+    fault_point("synced")
     Manifest.of(staging, origin).write(staging)
     sync(staging / MANIFEST_FILE)
     _sync_folders(staging)
-    reach("manifested")
+    fault_point("manifested")
     staging.rename(final)
-    reach("renamed")
+    fault_point("renamed")
     try:
         sync(final.parent)
     except OSError:
         final.rename(staging)  # what may not last must not be found
         raise
-    reach("committed")
+    fault_point("committed")
 
 
 def _is_id(name: str) -> bool:

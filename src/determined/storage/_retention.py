@@ -43,7 +43,7 @@ class Candidate:
     """The compared metric of the validation at its step, smaller being better; None without a validation."""
 
 
-def doomed(candidates: Sequence[Candidate], keep: Retention, protected: Iterable[str] = ()) -> list[str]:
+def expired(candidates: Sequence[Candidate], keep: Retention, protected: Iterable[str] = ()) -> list[str]:
     """Return the ids of the checkpoints that need not stay, in the order given."""
     trials = defaultdict[int, list[Candidate]](list)
     for candidate in candidates:

@@ -193,7 +193,7 @@ def completed() -> dict[str, pathlib.Path]:
     return {one.uuid: pathlib.Path(one.path) for one in records().checkpoints() if one.state.value == "COMPLETED"}
 
 
-@pytest.mark.parametrize("point", ["unlisted", "doomed", "unlisted:2", "doomed:2"])
+@pytest.mark.parametrize("point", ["unlisted", "to_delete", "unlisted:2", "to_delete:2"])
 def test_crash_while_deleting_leaves_no_half_checkpoint_and_gc_finishes_the_job(point: str) -> None:
     die_at(point)
     steps = {one.steps_completed for one in records().checkpoints() if one.uuid in completed()}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from determined import errors
-from determined.storage import Candidate, Retention, doomed
+from determined.storage import Candidate, Retention, expired
 
 # Few values, so that ties are frequent.
 SCORES = st.none() | st.sampled_from([0.0, 1.0, 2.0, 3.0, math.nan, math.inf, -math.inf])
@@ -54,22 +54,22 @@ def is_garbage(one: Candidate, every: list[Candidate], keep: Retention) -> bool:
 @given(candidate_lists(), RETENTIONS, st.sets(st.sampled_from([f"c{number}" for number in range(12)])))
 def test_what_goes_is_what_the_rule_says(every: list[Candidate], keep: Retention, protected: set[str]) -> None:
     expected = [one.uuid for one in every if is_garbage(one, every, keep) and one.uuid not in protected]
-    assert doomed(every, keep, protected) == expected
+    assert expired(every, keep, protected) == expected
 
 
 @given(candidate_lists(), RETENTIONS)
 def test_what_stayed_once_stays_the_next_time(every: list[Candidate], keep: Retention) -> None:
-    gone = doomed(every, keep)
-    assert doomed([one for one in every if one.uuid not in gone], keep) == []
+    gone = expired(every, keep)
+    assert expired([one for one in every if one.uuid not in gone], keep) == []
 
 
 @given(candidate_lists(), RETENTIONS)
 def test_order_of_the_candidates_does_not_matter(every: list[Candidate], keep: Retention) -> None:
-    assert set(doomed(every[::-1], keep)) == set(doomed(every, keep))
+    assert set(expired(every[::-1], keep)) == set(expired(every, keep))
 
 
 def test_nothing_goes_of_nothing() -> None:
-    assert doomed([], Retention()) == []
+    assert expired([], Retention()) == []
 
 
 @pytest.mark.parametrize("section", [{}, {"type": "shared_fs"}, {"save_trial_best": None}])
@@ -110,5 +110,5 @@ def test_the_work_grows_with_the_checkpoints_not_with_their_square() -> None:
         Candidate(uuid=f"c{number}", trial_id=Counting(number), steps_completed=1, score=None)
         for number in range(count)
     ]
-    assert doomed(candidates, Retention(save_trial_latest=1)) == []
+    assert expired(candidates, Retention(save_trial_latest=1)) == []
     assert read < 20 * count
