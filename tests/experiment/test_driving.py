@@ -128,17 +128,23 @@ def test_an_experiment_can_be_ended_early(lab: Experiments, how: str) -> None:
     eventually(lambda: not lab.processes(), 20)
 
 
-def test_a_trial_that_ignores_a_stop_is_killed_in_the_end(lab: Experiments) -> None:
+def running_stubborn_trial(lab: Experiments, preemption_timeout: int) -> int:
+    """Create an experiment whose trial ignores requests to stop, and return its id when the trial runs."""
     (lab.code / "stubborn.py").write_text(
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\ntime.sleep(1000)\n"
     )
     settings = config(
         entrypoint="exec python3 -u stubborn.py",
         searcher={"name": "single", "metric": "validation_loss"},
-        preemption_timeout=1,
+        preemption_timeout=preemption_timeout,
     )
     id = lab.create(settings)
     eventually(lambda: any(line.text == "ready" for line in read_logs(lab.home.trial(id, 1))))
+    return id
+
+
+def test_a_trial_that_ignores_a_stop_is_killed_in_the_end(lab: Experiments) -> None:
+    id = running_stubborn_trial(lab, preemption_timeout=1)
     control.pause(id, lab.home)
     eventually(lambda: lab.state(id) is RunState.PAUSED)
     with lab.ledger(id) as ledger:
@@ -147,16 +153,7 @@ def test_a_trial_that_ignores_a_stop_is_killed_in_the_end(lab: Experiments) -> N
 
 
 def test_a_new_runner_hears_a_kill_while_a_trial_of_the_last_one_does_not_stop(lab: Experiments) -> None:
-    (lab.code / "stubborn.py").write_text(
-        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\ntime.sleep(1000)\n"
-    )
-    settings = config(
-        entrypoint="exec python3 -u stubborn.py",
-        searcher={"name": "single", "metric": "validation_loss"},
-        preemption_timeout=1000,
-    )
-    id = lab.create(settings)
-    eventually(lambda: any(line.text == "ready" for line in read_logs(lab.home.trial(id, 1))))
+    id = running_stubborn_trial(lab, preemption_timeout=1000)
     lab.kill_runner(id)
     control.activate(id, lab.home)
     control.kill(id, lab.home)

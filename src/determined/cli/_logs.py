@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from determined.experiment.executors import LogLine
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the end.")]
-Head = Annotated[int | None, typer.Option(min=1, help="Show only the first so many lines.")]
-Tail = Annotated[int | None, typer.Option(min=1, help="Show only the last so many lines.")]
+Head = Annotated[int | None, typer.Option(min=1, help="Show only the first N lines.")]
+Tail = Annotated[int | None, typer.Option(min=1, help="Show only the last N lines.")]
 Ranks = Annotated[list[int] | None, typer.Option("--rank", min=0, help="Only of this rank; can be repeated.")]
 Since = Annotated[
     str | None,

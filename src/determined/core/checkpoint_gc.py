@@ -153,8 +153,9 @@ def _read_unrecorded(folder: pathlib.Path, database: pathlib.Path) -> tuple[int,
         manifest = storage.Manifest.read(folder)
         match manifest.origin:
             case {"database": own, "experiment_id": int(experiment), "trial_id": int(trial)} if own == str(database):
-                manifest.verify(folder)
-                return experiment, trial, saved_message(folder, manifest, folder.stat().st_mtime)
+                if bool not in (type(experiment), type(trial)):
+                    manifest.verify(folder)
+                    return experiment, trial, saved_message(folder, manifest, folder.stat().st_mtime)
         return None
     except (errors.InvalidCheckpointException, OSError, ValueError) as error:
         if folder.exists():  # another process may have deleted it meanwhile

@@ -24,7 +24,7 @@ from ._watch import Watch
 
 _EVERY = 0.5
 _SHARE = 20
-"""Looking and drawing take one part in so many of a core, however many trials there are."""
+"""Reading and drawing take at most one part in this number of a core, however many trials there are."""
 _SLICE = 0.1
 _NOTES = {
     tracking.Desired.PAUSED: "Pausing: trials save and stop. Ctrl-C leaves them to it.",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _LOG_LINES = 6
 _MOST_LOGS = 16
-"""Of so many trials, at most, the output is looked at."""
+"""The most trials whose output is read."""
 _GRACE = 1.0
 """Seconds that another runner may take to follow one."""
 

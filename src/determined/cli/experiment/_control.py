@@ -64,7 +64,7 @@ def kill(ids: ExperimentIds, force: Force = False) -> None:
 
 def wait(
     id: ExperimentId,
-    timeout: Annotated[float | None, typer.Option(min=0.0, help="Give up after so many seconds.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0.0, help="Seconds after which to give up.")] = None,
 ) -> None:
     """Wait until an experiment has ended; the exit status is 1 if it ends in ERROR."""
     from determined.experiment import control

@@ -1,4 +1,4 @@
-"""Make experiments, and begin ended ones anew."""
+"""Create experiments, and continue ended ones."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _start(id: int, follow: bool, slots: int | None) -> None:
 def continue_experiment(
     id: ExperimentId, follow: Follow = False, overrides: Overrides = None, slots: Slots = None
 ) -> None:
-    """Begin an ended experiment anew: trials that failed or were canceled go on from their latest checkpoints."""
+    """Continue an ended experiment: trials that failed or were canceled go on from their latest checkpoints."""
     from determined.experiment import control
 
     trials = control.continue_experiment(id, slots=slots, overrides=overrides or ())
