@@ -22,7 +22,7 @@ from determined._home import Home
 from determined.experiment import config as configs
 from determined.experiment import control
 from determined.experiment.search import Began, Create, Search, Validated
-from determined.tracking import Records, RunState
+from determined.tracking import RunState, TrackingReader
 
 EXAMPLE = pathlib.Path(__file__).parents[1] / "examples" / "digits"
 METRIC = "validation_accuracy"
@@ -131,9 +131,9 @@ class Resolute:
             run.wait(watched)
         finally:
             _end(home)
-        return self._outcome(run, Records(home.database), plan)
+        return self._outcome(run, TrackingReader(home.database), plan)
 
-    def _outcome(self, run: Run, records: Records, plan: Plan) -> Outcome:
+    def _outcome(self, run: Run, records: TrackingReader, plan: Plan) -> Outcome:
         experiment, trials = records.experiment(1), records.trials(1)
         if failed := [trial.id for trial in trials if trial.state is not RunState.COMPLETED]:
             raise RuntimeError(f"trials {failed} did not complete:\n{run.last_lines()}")
@@ -275,6 +275,6 @@ def _own_path() -> dict[str, str]:
 
 def _end(home: Home) -> None:
     """Leave nothing running, also of a search that was broken off."""
-    if any(not one.state.is_final for one in Records(home.database).experiments()):
+    if any(not one.state.is_final for one in TrackingReader(home.database).experiments()):
         control.kill(1, home)
         control.wait(1, 60.0, home)

@@ -140,8 +140,8 @@ class Lab:
         return self.records.experiments()[0].id
 
     @property
-    def records(self) -> tracking.Records:
-        return tracking.Records(self.home / "tracking.db")
+    def records(self) -> tracking.TrackingReader:
+        return tracking.TrackingReader(self.home / "tracking.db")
 
     def state(self, id: int) -> str:
         return self.records.experiment(id).state.value

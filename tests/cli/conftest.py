@@ -35,10 +35,10 @@ def det(home: pathlib.Path) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def start(home: pathlib.Path) -> Callable[..., tracking.Recorder]:
+def start(home: pathlib.Path) -> Callable[..., tracking.TrialWriter]:
     """Records a new run of this process in the home folder; fields can be replaced by keyword."""
 
-    def start(**changes: Any) -> tracking.Recorder:
+    def start(**changes: Any) -> tracking.TrialWriter:
         fields: dict[str, Any] = {
             "name": "digits",
             "config": {"searcher": {"metric": "val_loss"}, "data": {"secrets": {"token": "hunter2"}}},
@@ -52,13 +52,13 @@ def start(home: pathlib.Path) -> Callable[..., tracking.Recorder]:
             "process_started": psutil.Process().create_time(),
             "host": socket.gethostname(),
         }
-        return tracking.Recorder.start(home / "tracking.db", tracking.RunDescription(**(fields | changes)))
+        return tracking.TrialWriter.start(home / "tracking.db", tracking.RunDescription(**(fields | changes)))
 
     return start
 
 
 @pytest.fixture
-def finished(start: Callable[..., tracking.Recorder], home: pathlib.Path) -> tracking.CheckpointSaved:
+def finished(start: Callable[..., tracking.TrialWriter], home: pathlib.Path) -> tracking.CheckpointSaved:
     """A completed run with metrics and one checkpoint, which is returned."""
     folder = home / "checkpoints" / "abcd-1"
     folder.mkdir(parents=True)
@@ -89,7 +89,7 @@ def _report(step: int, group: str, **metrics: Any) -> tracking.MetricReport:
 
 
 @pytest.fixture
-def hostile(start: Callable[..., tracking.Recorder]) -> tracking.Recorder:
+def hostile(start: Callable[..., tracking.TrialWriter]) -> tracking.TrialWriter:
     """A run that is named after terminal escapes and markup wherever it has a name."""
     with start(name=HOSTILE, hparams={HOSTILE: HOSTILE}, entrypoint=HOSTILE, config=None) as recorder:
         recorder.write(

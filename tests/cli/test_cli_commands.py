@@ -227,7 +227,7 @@ def test_downloading_a_checkpoint_whose_folder_is_gone_says_so(
 def test_downloading_a_deleted_checkpoint_says_so(
     det: Det, finished: Any, home: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    with tracking.Recorder.attach(home / "tracking.db", 1, 1) as recorder:
+    with tracking.TrialWriter.attach(home / "tracking.db", 1, 1) as recorder:
         recorder.write([tracking.CheckpointDeleted(uuid="abcd-1")])
     result = det("checkpoint", "download", "abcd", "-o", tmp_path / "out")
     assert (result.exit_code, "was deleted" in result.stderr) == (1, True)

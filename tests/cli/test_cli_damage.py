@@ -44,7 +44,7 @@ def unsealed(database: pathlib.Path) -> list[tuple[str, str]]:
     """Make a database one from before rows had checksums; return its columns."""
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("UPDATE schema_version SET version = 1")
-    tracking.Records(database).experiments()
+    tracking.TrackingReader(database).experiments()
     with closing(sqlite3.connect(database)) as connection:
         return [(table, row[1]) for table in TABLES for row in connection.execute(f"PRAGMA table_info({table})")]
 
@@ -103,7 +103,7 @@ NAMES = (
 
 @pytest.mark.parametrize("command", COMMANDS[:-2], ids=lambda command: " ".join(map(str, command)))
 def test_names_from_anywhere_neither_style_nor_move_anything(
-    command: tuple[Any, ...], det: Det, start: Callable[..., tracking.Recorder], monkeypatch: pytest.MonkeyPatch
+    command: tuple[Any, ...], det: Det, start: Callable[..., tracking.TrialWriter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal: then markup would be seen
     for name in NAMES:

@@ -90,7 +90,7 @@ def test_deleting_without_a_question(lab: Lab) -> None:
     assert lab.records.experiments() == []
 
 
-def test_a_running_experiment_is_not_deleted(det: Det, start: Callable[..., tracking.Recorder]) -> None:
+def test_a_running_experiment_is_not_deleted(det: Det, start: Callable[..., tracking.TrialWriter]) -> None:
     recorder = start()
     result = det("e", "delete", 1, "--yes")
     recorder.close()
@@ -103,7 +103,7 @@ def test_deleting_a_checkpoint_asks_first(det: Det, home: pathlib.Path, finished
     assert pathlib.Path(finished.path).exists()
     assert det("c", "delete", "abcd", "--yes").exit_code == 0
     assert not pathlib.Path(finished.path).exists()
-    assert tracking.Records(home / "tracking.db").checkpoint("abcd-1").state is tracking.CheckpointState.DELETED
+    assert tracking.TrackingReader(home / "tracking.db").checkpoint("abcd-1").state is tracking.CheckpointState.DELETED
 
 
 def test_a_registered_checkpoint_is_not_deleted(det: Det, finished: tracking.CheckpointSaved) -> None:

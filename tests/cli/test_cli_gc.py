@@ -36,11 +36,11 @@ def store(home: pathlib.Path) -> storage.FolderStore:
 
 
 @pytest.fixture
-def records(home: pathlib.Path) -> tracking.Records:
-    return tracking.Records(home / "tracking.db")
+def records(home: pathlib.Path) -> tracking.TrackingReader:
+    return tracking.TrackingReader(home / "tracking.db")
 
 
-def state_of(records: tracking.Records, uuid: str) -> tracking.CheckpointState:
+def state_of(records: tracking.TrackingReader, uuid: str) -> tracking.CheckpointState:
     return records.checkpoint(uuid).state
 
 
@@ -51,7 +51,7 @@ def test_nothing_to_do_is_said(det: Det, home: pathlib.Path) -> None:
     assert not home.exists()
 
 
-def test_what_is_in_order_stays(det: Det, store: storage.FolderStore, records: tracking.Records) -> None:
+def test_what_is_in_order_stays(det: Det, store: storage.FolderStore, records: tracking.TrackingReader) -> None:
     uuid = save()
     assert det("gc").exit_code == 0
     assert store.ids() == [uuid]
@@ -97,7 +97,7 @@ def test_leftover_of_a_process_that_was_killed_goes(det: Det, store: storage.Fol
 
 
 def test_complete_checkpoint_that_is_not_on_record_is_recorded(
-    det: Det, store: storage.FolderStore, records: tracking.Records, home: pathlib.Path
+    det: Det, store: storage.FolderStore, records: tracking.TrackingReader, home: pathlib.Path
 ) -> None:
     save()
     with store.create("found", {"database": str(home / "tracking.db"), "experiment_id": 1, "trial_id": 1}) as folder:
@@ -108,14 +108,14 @@ def test_complete_checkpoint_that_is_not_on_record_is_recorded(
 
 def test_bytes_of_a_deleted_checkpoint_are_removed(det: Det, store: storage.FolderStore, home: pathlib.Path) -> None:
     kept, doomed = save(), save()
-    with tracking.Recorder.attach(home / "tracking.db", 2, 2) as recorder:
+    with tracking.TrialWriter.attach(home / "tracking.db", 2, 2) as recorder:
         recorder.write([tracking.CheckpointDeleted(uuid=doomed)])
     assert f"1 folders of deleted checkpoints removed\n  {doomed}\n" in det("gc").stdout
     assert store.ids() == [kept]
 
 
 def test_record_of_a_vanished_checkpoint_is_closed(
-    det: Det, store: storage.FolderStore, records: tracking.Records
+    det: Det, store: storage.FolderStore, records: tracking.TrackingReader
 ) -> None:
     kept, lost = save(), save()
     shutil.rmtree(store.path(lost))
@@ -153,10 +153,10 @@ def test_hostile_names_are_printed_as_text(det: Det, store: storage.FolderStore)
 def test_logs_that_were_kept_long_enough_are_removed(det: Det, home: pathlib.Path) -> None:
     config = {"retention_policy": {"log_retention_days": 0}}
     description = tracking.ExperimentDescription(name="old", config=config)
-    with tracking.Ledger.create(home / "tracking.db", description) as ledger:
+    with tracking.ExperimentStore.create(home / "tracking.db", description) as ledger:
         ledger.claim()
         ended = tracking.ExperimentChange(state=tracking.RunState.COMPLETED)
-        ledger.commit(tracking.Turn(experiment_change=ended))
+        ledger.commit(tracking.Changeset(experiment_change=ended))
         ledger.release()
     log = home / "experiments" / "1" / "runner.log"
     log.parent.mkdir(parents=True)

@@ -108,7 +108,7 @@ def test_a_value_that_is_not_finite_leaves_a_gap(value: float) -> None:
 
 
 @pytest.fixture
-def continued(start: Callable[..., tracking.Recorder], finished: tracking.CheckpointSaved) -> None:
+def continued(start: Callable[..., tracking.TrialWriter], finished: tracking.CheckpointSaved) -> None:
     """A run that goes on from the checkpoint of the finished one, at step 20 of which 10 were reported."""
     with start() as recorder:
         recorder.write(

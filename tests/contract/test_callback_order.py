@@ -29,7 +29,7 @@ def recording_hook(hook: str) -> Callable[..., None]:
     return call
 
 
-class Recorder(pytorch.PyTorchCallback):
+class TrialWriter(pytorch.PyTorchCallback):
     """Writes down every call, with the numbers that arrive."""
 
     def __init__(self, trial: RecordedTrial) -> None:
@@ -41,7 +41,7 @@ class Recorder(pytorch.PyTorchCallback):
 
 
 for name in HOOKS:
-    setattr(Recorder, name, recording_hook(name))
+    setattr(TrialWriter, name, recording_hook(name))
 
 
 class RecordedTrial(trials.LineTrial):
@@ -62,7 +62,7 @@ class RecordedTrial(trials.LineTrial):
 
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
         self.note("build_callbacks")
-        return {"recorder": Recorder(self)}
+        return {"recorder": TrialWriter(self)}
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
         self.note("build_training")
@@ -171,7 +171,7 @@ def latest_checkpoint() -> pathlib.Path:
     from determined import tracking
     from determined._home import home
 
-    return pathlib.Path(tracking.Records(home().database).checkpoints()[-1].path)
+    return pathlib.Path(tracking.TrackingReader(home().database).checkpoints()[-1].path)
 
 
 @pytest.fixture
@@ -348,7 +348,7 @@ def test_invalid_hp_is_recorded_as_an_early_exit() -> None:
     from determined._home import home
 
     failing("build_training", det.InvalidHP("no data for this"))
-    (trial,) = tracking.Records(home().database).trials(1)
+    (trial,) = tracking.TrackingReader(home().database).trials(1)
     assert trial.status == det.core.EarlyExitReason.INVALID_HP.value
     assert trial.state is tracking.RunState.COMPLETED
     assert "no data for this" in str(trial.reason)

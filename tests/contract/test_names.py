@@ -33,12 +33,13 @@ NAMES: dict[str, str] = {
         read_json read_plain store_for sync_folder
     """,
     "determined.tracking": """
-        BestValidation Catalog CheckpointDeleted CheckpointRecord CheckpointSaved CheckpointState Continued Control
-        Demand Desired ExperimentChange ExperimentDescription ExperimentRecord KEEP Keep Lease Ledger Message
-        MetadataChanged MetricReport MetricSummary ModelRecord ModelVersionRecord NewTrial Overview ProgressChanged
-        Recorder Records Registry RunDescription RunProcess RunRecord RunState SearchEvent SeedChanged Slots
-        Snapshot StateChanged StatusChanged TrialChange TrialEntry TrialOverview
-        TrialRecord Turn Validation Wish as_stored encode_json is_comparable lacks_room searcher_metric
+        BestValidation Catalog Changeset CheckpointDeleted CheckpointRecord CheckpointSaved CheckpointState
+        Continued Control Demand Desired ExperimentChange ExperimentDescription ExperimentRecord ExperimentStore
+        KEEP Keep Lease Message MetadataChanged MetricReport MetricSummary ModelRecord ModelVersionRecord
+        NewTrial Overview ProgressChanged Registry RunDescription RunProcess RunRecord RunState SearchEvent
+        SeedChanged Slots Snapshot StateChanged StatusChanged TrackingReader TrialChange TrialEntry
+        TrialOverview TrialRecord TrialRequest TrialWriter Validation as_stored encode_json is_comparable
+        lacks_room searcher_metric
     """,
     "determined.experimental": "Checkpoint Determined Experiment Model ModelVersion Trial client test_one_batch",
     "determined.common": "set_logger",

@@ -11,13 +11,13 @@ from determined._home import home
 
 
 @pytest.fixture
-def records() -> tracking.Records:
+def records() -> tracking.TrackingReader:
     """What is recorded in the home folder of the test."""
-    return tracking.Records(home().database)
+    return tracking.TrackingReader(home().database)
 
 
 @pytest.fixture
-def only_trial(records: tracking.Records) -> Callable[[], tracking.TrialRecord]:
+def only_trial(records: tracking.TrackingReader) -> Callable[[], tracking.TrialRecord]:
     """Reads the one trial that the test has recorded."""
 
     def read() -> tracking.TrialRecord:

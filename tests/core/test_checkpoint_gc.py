@@ -38,7 +38,7 @@ def save(steps: int = 0) -> str:
     return uuid
 
 
-def states(records: tracking.Records) -> dict[str, tracking.CheckpointState]:
+def states(records: tracking.TrackingReader) -> dict[str, tracking.CheckpointState]:
     return {one.uuid: one.state for one in records.checkpoints()}
 
 
@@ -53,7 +53,7 @@ def forge(uuid: str, metadata: Any = None, **origin: Any) -> None:
 
 
 def test_checkpoint_of_a_run_that_died_before_recording_it_is_recorded_as_it_would_have_been(
-    run_program: Run, records: tracking.Records
+    run_program: Run, records: tracking.TrackingReader
 ) -> None:
     assert run_program(SAVE, DET_DIE_AT="committed").returncode == -9
     assert records.checkpoints() == []
@@ -66,7 +66,7 @@ def test_checkpoint_of_a_run_that_died_before_recording_it_is_recorded_as_it_wou
     assert [report.metrics for report in records.metrics(1)] == [{"loss": 0.5}]
 
 
-def test_recording_twice_records_once(records: tracking.Records) -> None:
+def test_recording_twice_records_once(records: tracking.TrackingReader) -> None:
     save()
     forge("found")
     assert record_unrecorded(store(), home().database) == ["found"]
@@ -88,7 +88,7 @@ def test_recording_twice_records_once(records: tracking.Records) -> None:
         {"experiment_id": {"a": 1}},
     ],
 )
-def test_checkpoint_of_another_origin_is_left_alone(origin: dict[str, Any], records: tracking.Records) -> None:
+def test_checkpoint_of_another_origin_is_left_alone(origin: dict[str, Any], records: tracking.TrackingReader) -> None:
     uuid = save()
     forge("foreign", **origin)
     assert record_unrecorded(store(), home().database) == []
@@ -97,7 +97,7 @@ def test_checkpoint_of_another_origin_is_left_alone(origin: dict[str, Any], reco
 
 
 @pytest.mark.parametrize("steps", [10**30, -1, "many", None, [1], 1.5, True])
-def test_checkpoint_with_impossible_steps_is_left_alone(steps: Any, records: tracking.Records) -> None:
+def test_checkpoint_with_impossible_steps_is_left_alone(steps: Any, records: tracking.TrackingReader) -> None:
     save()
     forge("odd", {"steps_completed": steps})
     with pytest.warns(UserWarning, match=r"odd is not on record and is passed over: .*metadata\.json"):
@@ -114,7 +114,7 @@ def test_damaged_checkpoint_is_not_recorded() -> None:
 
 @pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1), (2, 3, 1)])
 def test_checkpoints_are_recorded_in_the_order_of_their_steps_whatever_the_clock_said(
-    order: tuple[int, ...], records: tracking.Records
+    order: tuple[int, ...], records: tracking.TrackingReader
 ) -> None:
     save()
     for clock, steps in enumerate(order):
@@ -124,7 +124,7 @@ def test_checkpoints_are_recorded_in_the_order_of_their_steps_whatever_the_clock
     assert [one.steps_completed for one in records.checkpoints(trial_id=1)] == [0, 1, 2, 3]
 
 
-def test_checkpoints_of_an_earlier_trial_are_recorded_first(records: tracking.Records) -> None:
+def test_checkpoints_of_an_earlier_trial_are_recorded_first(records: tracking.TrackingReader) -> None:
     save()
     save()
     forge("later", {"steps_completed": 1}, experiment_id=2, trial_id=2)
@@ -145,7 +145,9 @@ def test_pipe_in_a_forged_checkpoint_is_not_waited_for() -> None:
 # Checkpoints that are on record as deleted
 
 
-def test_bytes_of_deleted_checkpoints_are_removed_and_no_others(run_program: Run, records: tracking.Records) -> None:
+def test_bytes_of_deleted_checkpoints_are_removed_and_no_others(
+    run_program: Run, records: tracking.TrackingReader
+) -> None:
     kept, doomed = save(), save()
     deleting = f"from determined import core\nwith core.init() as c:\n    c.checkpoint.delete({doomed!r})"
     assert run_program(deleting, DET_DIE_AT="unlisted").returncode == -9
@@ -155,7 +157,7 @@ def test_bytes_of_deleted_checkpoints_are_removed_and_no_others(run_program: Run
     assert remove_unlisted(store(), home().database) == []
 
 
-def test_deleted_checkpoint_is_never_recorded_anew(run_program: Run, records: tracking.Records) -> None:
+def test_deleted_checkpoint_is_never_recorded_anew(run_program: Run, records: tracking.TrackingReader) -> None:
     doomed = save()
     deleting = f"from determined import core\nwith core.init() as c:\n    c.checkpoint.delete({doomed!r})"
     run_program(deleting, DET_DIE_AT="unlisted")
@@ -175,14 +177,14 @@ def test_half_removed_checkpoint_is_not_listed_and_cleared(run_program: Run) -> 
 # Checkpoints whose folder is gone
 
 
-def test_record_of_a_vanished_checkpoint_is_closed(records: tracking.Records) -> None:
+def test_record_of_a_vanished_checkpoint_is_closed(records: tracking.TrackingReader) -> None:
     kept, lost = save(), save()
     shutil.rmtree(store().path(lost))
     assert mark_missing(store(), home().database) == [lost]
     assert states(records) == {kept: COMPLETED, lost: DELETED}
 
 
-def test_checkpoints_of_other_stores_are_not_missed(tmp_path: pathlib.Path, records: tracking.Records) -> None:
+def test_checkpoints_of_other_stores_are_not_missed(tmp_path: pathlib.Path, records: tracking.TrackingReader) -> None:
     save()
     with core.init(checkpoint_storage=tmp_path / "other") as context, context.checkpoint.store_path() as (_, uuid):
         pass
@@ -191,7 +193,7 @@ def test_checkpoints_of_other_stores_are_not_missed(tmp_path: pathlib.Path, reco
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_store_without_any_checkpoint_closes_no_record(is_there: bool, records: tracking.Records) -> None:
+def test_store_without_any_checkpoint_closes_no_record(is_there: bool, records: tracking.TrackingReader) -> None:
     uuid = save()
     shutil.rmtree(home().checkpoints)
     if is_there:

@@ -84,7 +84,7 @@ def test_another_run_can_read_a_checkpoint(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
 def test_exception_in_the_block_leaves_nothing(
-    error: type[BaseException], context: core.Context, records: tracking.Records
+    error: type[BaseException], context: core.Context, records: tracking.TrackingReader
 ) -> None:
     def fail() -> None:
         with context.checkpoint.store_path() as (folder, _):
@@ -266,7 +266,7 @@ def test_unknown_id_says_where_to_look(checkpoints: core.CheckpointContext) -> N
     assert str(checkpoints.store.root) in str(caught.value)
 
 
-def test_checkpoint_is_recorded_with_its_files(context: core.Context, records: tracking.Records) -> None:
+def test_checkpoint_is_recorded_with_its_files(context: core.Context, records: tracking.TrackingReader) -> None:
     metadata = {"steps_completed": 12, "note": "n"}
     storage_id = save(context.checkpoint, metadata)
     context.flush()
@@ -279,14 +279,16 @@ def test_checkpoint_is_recorded_with_its_files(context: core.Context, records: t
 
 
 def test_earlier_reports_are_recorded_when_the_checkpoint_appears(
-    context: core.Context, records: tracking.Records
+    context: core.Context, records: tracking.TrackingReader
 ) -> None:
     context.train.report_training_metrics(1, {"loss": 1.0})
     save(context.checkpoint)
     assert len(records.metrics(records.trials(1)[0].id)) == 1
 
 
-def test_deleted_checkpoint_is_gone_and_its_record_says_so(context: core.Context, records: tracking.Records) -> None:
+def test_deleted_checkpoint_is_gone_and_its_record_says_so(
+    context: core.Context, records: tracking.TrackingReader
+) -> None:
     storage_id = save(context.checkpoint)
     context.checkpoint.delete(storage_id)
     assert list(context.checkpoint.store.root.iterdir()) == []

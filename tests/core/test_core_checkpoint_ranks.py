@@ -64,7 +64,7 @@ def nothing_is_left() -> bool:
     return not home().checkpoints.exists() or not any(home().checkpoints.iterdir())
 
 
-def test_files_and_metadata_of_all_ranks_are_in_one_checkpoint(job: Job, records: tracking.Records) -> None:
+def test_files_and_metadata_of_all_ranks_are_in_one_checkpoint(job: Job, records: tracking.TrackingReader) -> None:
     one, other = job(
         """
 files = {f"weights-{rank}": str(rank), "same": "x", f"code/{rank}.py": ""}

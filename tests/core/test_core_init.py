@@ -139,7 +139,7 @@ def test_leaving_gives_the_signals_back(which: signal.Signals, fails: bool) -> N
         signal.signal(which, before)
 
 
-def test_run_can_follow_run(records: tracking.Records) -> None:
+def test_run_can_follow_run(records: tracking.TrackingReader) -> None:
     for _ in range(2):
         with core.init() as context:
             use_everything(context)
@@ -207,7 +207,7 @@ def test_invalid_hp_is_recorded_as_an_early_exit(only_trial: OnlyTrial) -> None:
     assert "no such width" in trial.reason
 
 
-def test_reports_before_an_exception_are_recorded(records: tracking.Records, only_trial: OnlyTrial) -> None:
+def test_reports_before_an_exception_are_recorded(records: tracking.TrackingReader, only_trial: OnlyTrial) -> None:
     def run() -> None:
         with core.init() as context:
             context.train.report_training_metrics(3, {"loss": 0.5})
@@ -296,7 +296,7 @@ def test_reports_that_could_not_be_written_are_written_later(only_trial: OnlyTri
         blocker.commit()
         blocker.close()
         context.train.report_training_metrics(2, {"loss": 0.5})
-    steps = [report.steps_completed for report in tracking.Records(database).metrics(only_trial().id)]
+    steps = [report.steps_completed for report in tracking.TrackingReader(database).metrics(only_trial().id)]
     assert steps == [1, 2]
 
 
@@ -314,7 +314,7 @@ def test_refused_storage_leaves_no_thread() -> None:
 
 
 def test_reports_of_a_context_that_is_never_closed_are_recorded(
-    run_program: Callable[..., Any], records: tracking.Records, only_trial: OnlyTrial
+    run_program: Callable[..., Any], records: tracking.TrackingReader, only_trial: OnlyTrial
 ) -> None:
     done = run_program(
         "from determined import core\ncontext = core.init()\ncontext.train.report_training_metrics(1, {'loss': 0.25})\n"

@@ -22,7 +22,7 @@ def profiler_threads() -> int:
     return sum(thread.name == "resolute-profiler" for thread in threading.enumerate())
 
 
-def test_system_metrics_are_recorded_by_group(records: tracking.Records, only_trial: OnlyTrial) -> None:
+def test_system_metrics_are_recorded_by_group(records: tracking.TrackingReader, only_trial: OnlyTrial) -> None:
     with core.init() as context:
         context.steps_completed = 7
         context.profiler.on(sampling_interval=0.1)
@@ -33,7 +33,7 @@ def test_system_metrics_are_recorded_by_group(records: tracking.Records, only_tr
     assert reports["memory"].metrics["process_memory"] > 0
 
 
-def test_samples_are_reported_while_it_runs(records: tracking.Records, only_trial: OnlyTrial) -> None:
+def test_samples_are_reported_while_it_runs(records: tracking.TrackingReader, only_trial: OnlyTrial) -> None:
     with core.init() as context:
         context.profiler.on(sampling_interval=0.1, samples_per_report=1)
         sampled = threading.Event()
@@ -61,7 +61,7 @@ def test_off_twice_is_fine() -> None:
         assert profiler_threads() == 0
 
 
-def test_it_can_be_switched_on_again(records: tracking.Records, only_trial: OnlyTrial) -> None:
+def test_it_can_be_switched_on_again(records: tracking.TrackingReader, only_trial: OnlyTrial) -> None:
     with core.init() as context:
         for _ in range(2):
             context.profiler.on()
@@ -134,7 +134,9 @@ def profile_once() -> None:
         context.profiler.off()
 
 
-def test_gpus_are_recorded(monkeypatch: pytest.MonkeyPatch, records: tracking.Records, only_trial: OnlyTrial) -> None:
+def test_gpus_are_recorded(
+    monkeypatch: pytest.MonkeyPatch, records: tracking.TrackingReader, only_trial: OnlyTrial
+) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml())
     profile_once()
     (report,) = records.metrics(only_trial().id, "gpu")
@@ -147,7 +149,7 @@ def test_gpus_are_recorded(monkeypatch: pytest.MonkeyPatch, records: tracking.Re
 
 
 def test_gpus_that_tell_nothing_are_left_out(
-    monkeypatch: pytest.MonkeyPatch, records: tracking.Records, only_trial: OnlyTrial
+    monkeypatch: pytest.MonkeyPatch, records: tracking.TrackingReader, only_trial: OnlyTrial
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml(knows_load=False))
     profile_once()

@@ -80,7 +80,7 @@ def test_time_of_a_rung_based_search_is_a_length(managed: Managed) -> None:
         assert context.searcher.get_configured_units() is core.Unit.BATCHES
 
 
-def test_progress_of_the_operation_is_recorded(managed: Managed, records: tracking.Records) -> None:
+def test_progress_of_the_operation_is_recorded(managed: Managed, records: tracking.TrackingReader) -> None:
     configure(managed, {"batches": 40})
     with core.init() as context:
         for operation in context.searcher.operations():
@@ -89,7 +89,7 @@ def test_progress_of_the_operation_is_recorded(managed: Managed, records: tracki
     assert records.trials(1)[0].progress == 0.25
 
 
-def test_progress_beyond_the_length_is_the_whole(managed: Managed, records: tracking.Records) -> None:
+def test_progress_beyond_the_length_is_the_whole(managed: Managed, records: tracking.TrackingReader) -> None:
     configure(managed, {"batches": 40})
     with core.init() as context:
         for operation in context.searcher.operations():

@@ -36,7 +36,7 @@ def run(*reports: Report, **options: Any) -> pathlib.Path:
     ],
 )
 def test_metrics_are_recorded_by_group_and_step(
-    report: Report, group: str, records: tracking.Records, only_trial: OnlyTrial
+    report: Report, group: str, records: tracking.TrackingReader, only_trial: OnlyTrial
 ) -> None:
     run(report)
     (recorded,) = records.metrics(only_trial().id)
@@ -90,7 +90,7 @@ def test_manual_mode_makes_no_curves(read_curves: ReadCurves) -> None:
 
 
 def test_what_is_no_number_is_recorded_and_has_no_curve(
-    read_curves: ReadCurves, records: tracking.Records, only_trial: OnlyTrial
+    read_curves: ReadCurves, records: tracking.TrackingReader, only_trial: OnlyTrial
 ) -> None:
     metrics = {"loss": 1.0, "note": "odd", "matrix": [[1, 2], [3, 4]], "none": None}
     folder = run(lambda train: train.report_training_metrics(1, metrics))
@@ -100,7 +100,7 @@ def test_what_is_no_number_is_recorded_and_has_no_curve(
 
 @pytest.mark.parametrize("value", [np.float32(0.5), np.array(0.5), np.float64(0.5)])
 def test_numpy_scalars_are_numbers(
-    value: Any, read_curves: ReadCurves, records: tracking.Records, only_trial: OnlyTrial
+    value: Any, read_curves: ReadCurves, records: tracking.TrackingReader, only_trial: OnlyTrial
 ) -> None:
     folder = run(lambda train: train.report_training_metrics(np.int64(1), {"loss": value}))
     assert read_curves(folder) == {"Determined/loss": [(1, 0.5)]}
@@ -116,14 +116,14 @@ def test_torch_scalars_are_numbers(read_curves: ReadCurves) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_non_finite_metrics_are_recorded(value: float, records: tracking.Records, only_trial: OnlyTrial) -> None:
+def test_non_finite_metrics_are_recorded(value: float, records: tracking.TrackingReader, only_trial: OnlyTrial) -> None:
     run(lambda train: train.report_training_metrics(1, {"loss": value}))
     recorded = records.metrics(only_trial().id)[0].metrics["loss"]
     assert recorded == value or (math.isnan(recorded) and math.isnan(value))
 
 
 def test_what_the_program_changes_after_a_report_is_not_reported(
-    read_curves: ReadCurves, records: tracking.Records, only_trial: OnlyTrial
+    read_curves: ReadCurves, records: tracking.TrackingReader, only_trial: OnlyTrial
 ) -> None:
     total, history = np.array(1.0), [1, 2]
     metrics: dict[str, Any] = {"total": total, "history": history}
@@ -142,7 +142,9 @@ def test_what_the_program_changes_after_a_report_is_not_reported(
     assert curves == {"Determined/loss": [(1, 1.0)], "Determined/total": [(1, 1.0)]}
 
 
-def test_negative_steps_are_recorded_as_0_with_a_warning(only_trial: OnlyTrial, records: tracking.Records) -> None:
+def test_negative_steps_are_recorded_as_0_with_a_warning(
+    only_trial: OnlyTrial, records: tracking.TrackingReader
+) -> None:
     with pytest.warns(UserWarning, match=r"steps_completed=-1 is recorded as 0"):
         run(lambda train: train.report_training_metrics(-1, {"loss": 1.0}))
     assert records.metrics(only_trial().id)[0].steps_completed == 0
@@ -167,7 +169,7 @@ def test_batch_metrics_that_are_no_dicts_are_refused() -> None:
         context.train.report_training_metrics(1, {"loss": 1.0}, [0.5])  # type: ignore[list-item]
 
 
-def test_refused_report_is_not_recorded(records: tracking.Records, only_trial: OnlyTrial) -> None:
+def test_refused_report_is_not_recorded(records: tracking.TrackingReader, only_trial: OnlyTrial) -> None:
     with core.init() as context, pytest.raises(TypeError):
         context.train.report_training_metrics(1, {"loss": 1.0}, [0.5])  # type: ignore[list-item]
     assert records.metrics(only_trial().id) == []
@@ -289,7 +291,7 @@ def test_best_validation_is_by_the_searchers_metric(
 
 
 def test_a_validation_that_a_search_waits_for_is_on_record_at_once(
-    managed: Callable[..., det.ClusterInfo], records: tracking.Records
+    managed: Callable[..., det.ClusterInfo], records: tracking.TrackingReader
 ) -> None:
     info = managed({"searcher": {"metric": "score"}})
     delays = []

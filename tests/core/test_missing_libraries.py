@@ -94,7 +94,7 @@ def test_run_is_on_record_without_a_report_though_its_start_does_not_wait_for_th
         "from determined._home import home\n"
         "with core.init():\n"
         "    print('sqlalchemy' in sys.modules)\n"
-        "    while not home().database.exists() or not tracking.Records(home().database).experiments():\n"
+        "    while not home().database.exists() or not tracking.TrackingReader(home().database).experiments():\n"
         "        time.sleep(0.01)\n"
         "    print('on record')\n"
     )

@@ -48,7 +48,7 @@ def save(context: core.Context, steps: int) -> str:
 
 @pytest.mark.parametrize("happen", [delete, delete_the_main_file, move])
 def test_a_run_whose_database_goes_is_on_record_as_a_whole(
-    happen: Happen, records: tracking.Records, caplog: pytest.LogCaptureFixture
+    happen: Happen, records: tracking.TrackingReader, caplog: pytest.LogCaptureFixture
 ) -> None:
     with core.init():
         pass
@@ -69,7 +69,7 @@ def test_a_run_whose_database_goes_is_on_record_as_a_whole(
     assert f"{home().database} was deleted, moved or replaced" in said
 
 
-def test_a_run_whose_database_is_replaced_by_that_of_another_gets_an_id_there(records: tracking.Records) -> None:
+def test_a_run_whose_database_is_replaced_by_that_of_another_gets_an_id_there(records: tracking.TrackingReader) -> None:
     with core.init() as context:
         report(context, 0, 3)
         delete()
@@ -81,7 +81,7 @@ def test_a_run_whose_database_is_replaced_by_that_of_another_gets_an_id_there(re
 
 
 def test_a_run_whose_database_is_put_back_loses_nothing(
-    records: tracking.Records, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    records: tracking.TrackingReader, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with core.init() as context:
         report(context, 0, 3)
@@ -105,10 +105,12 @@ def train_and_delete() -> None:
 def test_a_trial_of_an_experiment_whose_database_goes_does_not_end_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     new_trial = tracking.NewTrial(request_id="one", hparams={}, seed=1, entrypoint="train.py")
     first_run = tracking.TrialChange(trial_id=1, run_id=1, started_from_step=0)
-    with tracking.Ledger.create(home().database, tracking.ExperimentDescription(name="search", config={})) as ledger:
+    with tracking.ExperimentStore.create(
+        home().database, tracking.ExperimentDescription(name="search", config={})
+    ) as ledger:
         ledger.claim()
-        ledger.commit(tracking.Turn(new_trials=[new_trial]))
-        ledger.commit(tracking.Turn(trial_changes=[first_run]))
+        ledger.commit(tracking.Changeset(new_trials=[new_trial]))
+        ledger.commit(tracking.Changeset(trial_changes=[first_run]))
     trial = determined.TrialInfo(trial_id=1, experiment_id=1, trial_seed=1, hparams={}, _config={}, _trial_run_id=1)
     for name, value in determined.ClusterInfo(trial=trial).to_environment().items():
         monkeypatch.setenv(name, value)

@@ -44,7 +44,7 @@ def train_and_save(store: str) -> None:
 
 
 def steps(trial_id: int = 1) -> list[int]:
-    return [report.steps_completed for report in tracking.Records().metrics(trial_id)]
+    return [report.steps_completed for report in tracking.TrackingReader().metrics(trial_id)]
 
 
 @pytest.mark.parametrize("kilobytes", [4, 16, 64, 128, 512, 1024, 1536, 2048, 3072])
@@ -60,7 +60,11 @@ def test_training_outlives_a_disk_of_any_size_and_says_what_is_missing(
     (complaint,) = [one.getMessage() for one in caplog.records if "record of this run" in one.getMessage()]
     assert "tracking.db" in complaint
     disk("size=30m")
-    found = [steps(trial.id) for one in tracking.Records().experiments() for trial in tracking.Records().trials(one.id)]
+    found = [
+        steps(trial.id)
+        for one in tracking.TrackingReader().experiments()
+        for trial in tracking.TrackingReader().trials(one.id)
+    ]
     assert found in ([], [list(range(len(found[0] if found else [])))])
 
 
@@ -74,7 +78,7 @@ def test_record_is_complete_once_there_is_room(
         disk("size=30m")
         train(context, REPORTS // 2, REPORTS)
     assert steps() == list(range(REPORTS))
-    assert tracking.Records().trial(1).state is tracking.RunState.COMPLETED
+    assert tracking.TrackingReader().trial(1).state is tracking.RunState.COMPLETED
 
 
 def test_run_that_starts_on_a_read_only_disk_is_recorded_once_it_may_be(

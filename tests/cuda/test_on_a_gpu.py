@@ -170,7 +170,7 @@ def test_a_metric_changed_in_place_after_it_was_returned_is_noticed() -> None:
 
 def reported(group: str, *names: str) -> list[Any]:
     """Return the metrics of the only report of a group."""
-    (report,) = tracking.Records(home().database).metrics(1, group)
+    (report,) = tracking.TrackingReader(home().database).metrics(1, group)
     return [report.metrics[name] for name in names]
 
 

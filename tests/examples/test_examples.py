@@ -32,8 +32,8 @@ def home() -> pathlib.Path:
     return pathlib.Path(os.environ["DET_HOME"])
 
 
-def records() -> tracking.Records:
-    return tracking.Records(home() / "tracking.db")
+def records() -> tracking.TrackingReader:
+    return tracking.TrackingReader(home() / "tracking.db")
 
 
 def drawn_image(tag: str) -> npt.NDArray[np.uint8]:

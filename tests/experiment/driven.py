@@ -16,7 +16,7 @@ from determined._home import Home
 from determined.experiment import config as configs
 from determined.experiment import control
 from determined.experiment._create import create
-from determined.tracking import Ledger, Records, RunState
+from determined.tracking import ExperimentStore, RunState, TrackingReader
 
 MARK = "DET_WARM_PROCESS"
 """What all processes carry that were forked from one warm process."""
@@ -110,12 +110,12 @@ class Experiments:
         control.wait(id, timeout, self.home)
         return id
 
-    def ledger(self, id: int) -> Ledger:
-        return Ledger.open(self.home.database, id)
+    def ledger(self, id: int) -> ExperimentStore:
+        return ExperimentStore.open(self.home.database, id)
 
     @property
-    def records(self) -> Records:
-        return Records(self.home.database)
+    def records(self) -> TrackingReader:
+        return TrackingReader(self.home.database)
 
     def state(self, id: int) -> RunState:
         return self.records.experiment(id).state

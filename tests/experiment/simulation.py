@@ -17,15 +17,15 @@ from determined.experiment import config as configs
 from determined.experiment._machine import Machine
 from determined.experiment._runner import POLL, Runner
 from determined.experiment._runs import Runs
-from determined.experiment._searching import Searching
-from determined.experiment.executors import Ended, EndReason, RunSpec
+from determined.experiment._searching import SearchReplay
+from determined.experiment.executors import EndReason, RunExit, RunSpec
 from determined.tracking import (
     ExperimentDescription,
-    Ledger,
+    ExperimentStore,
     MetricReport,
-    Recorder,
     RunProcess,
     RunState,
+    TrialWriter,
 )
 
 Pretend = Callable[[Mapping[str, Any], int], Iterator[tuple[float, Mapping[str, float]]]]
@@ -45,11 +45,11 @@ class SimulatedExecutor:
         self._experiment_id = experiment_id
         self._database = database
         self._pretend = pretend
-        self._recorder: Recorder | None = None
+        self._recorder: TrialWriter | None = None
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._specs: dict[int, RunSpec] = {}
-        self._over: list[Ended] = []
+        self._over: list[RunExit] = []
 
     def start(self, spec: RunSpec) -> None:
         assert spec.trial_id not in self._specs
@@ -85,17 +85,17 @@ class SimulatedExecutor:
 
     def _report(self, spec: RunSpec, metrics: Mapping[str, float]) -> None:
         if self._recorder is None:
-            self._recorder = Recorder.attach(self._database, self._experiment_id, spec.trial_id, spec.run_id)
+            self._recorder = TrialWriter.attach(self._database, self._experiment_id, spec.trial_id, spec.run_id)
         # One connection for all trials, since there are thousands in one process here.
         of = dataclasses.replace(self._recorder._of, trial_id=spec.trial_id, run_id=spec.run_id)
-        recorder = Recorder(self._recorder._engine, of)
+        recorder = TrialWriter(self._recorder._engine, of)
         step = int(metrics.get("batches", 0))
         recorder.write([MetricReport(group="validation", steps_completed=step, metrics=metrics, time=self.now)])
 
     def _end(self, spec: RunSpec, reason: EndReason, message: str = "", *, runner_gone: bool = False) -> None:
         if self._specs.get(spec.trial_id) is spec:
             del self._specs[spec.trial_id]
-            self._over.append(Ended.of(spec, reason, message, runner_gone=runner_gone))
+            self._over.append(RunExit.of(spec, reason, message, runner_gone=runner_gone))
 
     def stop(self, trial_id: int) -> None:
         self.stops.append((self.now, trial_id))
@@ -106,7 +106,7 @@ class SimulatedExecutor:
         if (spec := self._specs.get(trial_id)) is not None:
             self._end(spec, EndReason.KILLED)
 
-    def ended(self, timeout: float | None) -> list[Ended]:
+    def ended(self, timeout: float | None) -> list[RunExit]:
         until = self.now + (POLL if timeout is None else timeout)
         if timeout and not self._over and self._events:
             until = max(until, min(self._events[0][0], self.now + 1e9))  # nothing happens before: do not wait for it
@@ -171,12 +171,12 @@ class Simulation:
     experiment_id: int
     home: Home
     config: configs.ExperimentConfig
-    ledger: Ledger
+    ledger: ExperimentStore
     executor: SimulatedExecutor
     slots: OwnSlots
 
     def runner(self) -> Runner:
-        searching = Searching(self.config, self.ledger, self.home.path)
+        searching = SearchReplay(self.config, self.ledger, self.home.path)
         runs = Runs(self.experiment_id, self.config, self.home, self.slots.machine)
         return Runner(self.config, self.ledger, searching, self.slots, self.executor, runs)
 
@@ -188,7 +188,7 @@ def simulated(folder: pathlib.Path, config: Mapping[str, Any], pretend: Pretend,
     """Return an experiment that has not begun."""
     home = Home(folder)
     parsed = configs.from_map({"entrypoint": "python3 train.py", "reproducibility": {"experiment_seed": 1}, **config})
-    ledger = Ledger.create(home.database, ExperimentDescription(name="simulated", config=parsed.to_dict()))
+    ledger = ExperimentStore.create(home.database, ExperimentDescription(name="simulated", config=parsed.to_dict()))
     ledger.claim()
     executor = SimulatedExecutor(ledger.experiment_id, home.database, pretend)
     own = OwnSlots(Machine(slots, {}, slots), parsed.resources.slots_per_trial)

@@ -14,7 +14,7 @@ import pytest
 from det_command import run_det
 from determined import errors
 from determined.experiment import control, wording
-from determined.tracking import Ledger, RunProcess, RunState
+from determined.tracking import ExperimentStore, RunProcess, RunState
 from told import Workshop, settings
 
 
@@ -63,7 +63,7 @@ ELSEWHERE = RunProcess(pid=4242, host="elsewhere")
 
 def claim(workshop: Workshop, id: int, seconds_ago: float) -> None:
     """Let a runner in a container that is gone have claimed an experiment."""
-    with pytest.MonkeyPatch.context() as patch, Ledger.open(workshop.home.database, id) as ledger:
+    with pytest.MonkeyPatch.context() as patch, ExperimentStore.open(workshop.home.database, id) as ledger:
         then = time.time() - seconds_ago
         patch.setattr(time, "time", lambda: then)
         ledger.claim(ELSEWHERE)

@@ -4,73 +4,73 @@ from __future__ import annotations
 
 import pytest
 
-from determined.experiment._fate import Ending, fate_of
-from determined.experiment.executors import Ended, EndReason
+from determined.experiment._fate import StopReason, next_state
+from determined.experiment.executors import EndReason, RunExit
 from determined.experiment.search import ExitReason
 from determined.tracking import RunState
 
 R, S, E = EndReason, RunState, ExitReason
 
 
-def end(reason: EndReason, **more: object) -> Ended:
-    return Ended(trial_id=1, run_id=1, reason=reason, message="words", **more)  # type: ignore[arg-type]
+def end(reason: EndReason, **more: object) -> RunExit:
+    return RunExit(trial_id=1, run_id=1, reason=reason, message="words", **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("reason", "ending", "state", "exit"),
     [
         (R.COMPLETED, None, S.COMPLETED, E.COMPLETED),
-        (R.COMPLETED, Ending.PAUSE, S.COMPLETED, E.COMPLETED),
-        (R.COMPLETED, Ending.CANCEL, S.COMPLETED, E.COMPLETED),
-        (R.STOPPED, Ending.SEARCH, S.COMPLETED, E.COMPLETED),
-        (R.KILLED, Ending.SEARCH, S.COMPLETED, E.COMPLETED),
-        (R.FAILED, Ending.SEARCH, S.COMPLETED, E.COMPLETED),
-        (R.STOPPED, Ending.CANCEL, S.CANCELED, E.CANCELED),
-        (R.KILLED, Ending.KILL, S.CANCELED, E.CANCELED),
-        (R.STOPPED, Ending.ERROR, S.ERROR, E.ERROR),
-        (R.STOPPED, Ending.PAUSE, None, None),
-        (R.STOPPED, Ending.YIELD, None, None),
+        (R.COMPLETED, StopReason.PAUSE, S.COMPLETED, E.COMPLETED),
+        (R.COMPLETED, StopReason.CANCEL, S.COMPLETED, E.COMPLETED),
+        (R.STOPPED, StopReason.SEARCH, S.COMPLETED, E.COMPLETED),
+        (R.KILLED, StopReason.SEARCH, S.COMPLETED, E.COMPLETED),
+        (R.FAILED, StopReason.SEARCH, S.COMPLETED, E.COMPLETED),
+        (R.STOPPED, StopReason.CANCEL, S.CANCELED, E.CANCELED),
+        (R.KILLED, StopReason.KILL, S.CANCELED, E.CANCELED),
+        (R.STOPPED, StopReason.ERROR, S.ERROR, E.ERROR),
+        (R.STOPPED, StopReason.PAUSE, None, None),
+        (R.STOPPED, StopReason.YIELD, None, None),
         (R.INVALID_HP, None, S.ERROR, E.INVALID_HP),
-        (R.INVALID_HP, Ending.PAUSE, S.ERROR, E.INVALID_HP),
+        (R.INVALID_HP, StopReason.PAUSE, S.ERROR, E.INVALID_HP),
         (R.NOT_STARTED, None, S.ERROR, E.ERROR),
     ],
 )
 def test_the_end_and_what_was_asked_for_decide(
-    reason: EndReason, ending: Ending | None, state: RunState | None, exit: ExitReason | None
+    reason: EndReason, ending: StopReason | None, state: RunState | None, exit: ExitReason | None
 ) -> None:
-    fate = fate_of(end(reason), ending, 0, 5, ())
+    fate = next_state(end(reason), ending, 0, 5, ())
     assert (fate.state, fate.exit) == (state, exit)
 
 
-@pytest.mark.parametrize("ending", [None, Ending.PAUSE, Ending.YIELD])
+@pytest.mark.parametrize("ending", [None, StopReason.PAUSE, StopReason.YIELD])
 @pytest.mark.parametrize("reason", [R.FAILED, R.KILLED])
-def test_a_failure_counts_and_is_tried_again(reason: EndReason, ending: Ending | None) -> None:
-    fate = fate_of(end(reason), ending, 4, 5, ())
+def test_a_failure_counts_and_is_tried_again(reason: EndReason, ending: StopReason | None) -> None:
+    fate = next_state(end(reason), ending, 4, 5, ())
     assert (fate.state, fate.counts) == (None, True)
 
 
 def test_a_stop_that_nobody_here_asked_for_is_a_failure() -> None:
-    assert fate_of(end(R.STOPPED), None, 0, 5, ()).counts
+    assert next_state(end(R.STOPPED), None, 0, 5, ()).counts
 
 
 def test_a_run_that_lost_its_runner_is_no_failure() -> None:
-    fate = fate_of(end(R.STOPPED, runner_gone=True), None, 5, 5, ())
+    fate = next_state(end(R.STOPPED, runner_gone=True), None, 5, 5, ())
     assert (fate.state, fate.counts) == (None, False)
 
 
 def test_too_many_failures_are_an_error_with_the_last_words() -> None:
-    fate = fate_of(end(R.FAILED), None, 5, 5, ())
+    fate = next_state(end(R.FAILED), None, 5, 5, ())
     assert fate.state is S.ERROR
     assert fate.reason == "words (after 5 restarts)"
 
 
 def test_a_log_policy_makes_a_failure_final() -> None:
     failed = end(R.FAILED, matches={"CUDA out of memory": "CUDA out of memory. Tried"})
-    assert fate_of(failed, None, 0, 5, {"CUDA out of memory"}).state is S.ERROR
-    assert fate_of(failed, None, 0, 5, {"another"}).state is None
+    assert next_state(failed, None, 0, 5, {"CUDA out of memory"}).state is S.ERROR
+    assert next_state(failed, None, 0, 5, {"another"}).state is None
 
 
-@pytest.mark.parametrize("ending", [ending for ending in Ending if ending.is_for_good])
-def test_the_state_of_a_stopping_trial_tells_why_it_stops(ending: Ending) -> None:
-    assert Ending.of_state(ending.stopping_state) is ending
-    assert Ending.of_state(RunState.ACTIVE) is None
+@pytest.mark.parametrize("ending", [ending for ending in StopReason if ending.is_for_good])
+def test_the_state_of_a_stopping_trial_tells_why_it_stops(ending: StopReason) -> None:
+    assert StopReason.of_state(ending.stopping_state) is ending
+    assert StopReason.of_state(RunState.ACTIVE) is None

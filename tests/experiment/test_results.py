@@ -12,7 +12,7 @@ import pytest
 from determined import errors
 from determined.experiment import control
 from determined.experiment._ranking import best_checkpoints, best_trial, ranked_trials, scores
-from determined.tracking import Catalog, Ledger, Registry, RunProcess, RunState
+from determined.tracking import Catalog, ExperimentStore, Registry, RunProcess, RunState
 from told import KEEP_ALL, KEEP_NONE, Workshop, losses, settings
 
 
@@ -55,7 +55,7 @@ def test_what_a_killed_runner_left_goes_at_the_end_of_a_later_experiment(
         patch.setattr("determined.experiment._drive.conclude", lambda *_: None)
         id = workshop.run(settings(hyperparameters=losses(3, 1, 2, 4)))
     assert workshop.kept(id) == [1, 2, 3, 4]
-    with Ledger.open(workshop.home.database, id) as ledger:
+    with ExperimentStore.open(workshop.home.database, id) as ledger:
         ledger.claim(RunProcess(pid=os.getpid(), started=1.0, host=socket.gethostname()))
         workshop.run(settings(1))
         assert workshop.kept(id) == [2, 4]
@@ -220,7 +220,7 @@ def test_a_single_search_can_go_on_for_longer(workshop: Workshop) -> None:
 
 def test_limits_that_people_set_change_only_if_the_config_does(workshop: Workshop) -> None:
     id = workshop.run(settings(1))
-    with Ledger.open(workshop.home.database, id) as ledger:
+    with ExperimentStore.open(workshop.home.database, id) as ledger:
         ledger.ask(max_slots=3, priority=5)
         control.reopen(id, workshop.home, overrides=["resources.priority=7"])
         wanted = ledger.control()
@@ -312,7 +312,7 @@ def test_nothing_is_left_of_a_deleted_experiment(workshop: Workshop) -> None:
 
 def test_an_experiment_that_runs_cannot_be_deleted(workshop: Workshop) -> None:
     id = workshop.create(settings(1))
-    with Ledger.open(workshop.home.database, id) as ledger:
+    with ExperimentStore.open(workshop.home.database, id) as ledger:
         ledger.claim()
         with pytest.raises(errors.TrackingException, match="is at work on it"):
             control.delete(id, workshop.home)

@@ -16,7 +16,15 @@ import pytest
 from simulation import ASHA, Simulation, assert_search_is_sound, learning, lr, simulated
 
 from determined import errors, storage
-from determined.tracking import CheckpointSaved, Desired, Ledger, Recorder, Records, RunState, Wish
+from determined.tracking import (
+    CheckpointSaved,
+    Desired,
+    ExperimentStore,
+    RunState,
+    TrackingReader,
+    TrialRequest,
+    TrialWriter,
+)
 from disks import SmallDisk, small_disk
 
 FOUR_TRIALS = {"hyperparameters": lr(), "searcher": {"name": "random", "metric": "loss", "max_trials": 4}}
@@ -181,7 +189,7 @@ def dying_when(simulation: Simulation, is_time: Callable[[], bool]) -> None:
 
 def outcome(simulation: Simulation) -> Any:
     trials = simulation.ledger.trials()
-    records = Records(simulation.home.database)
+    records = TrackingReader(simulation.home.database)
     last = {trial.id: records.metrics(trial.id, "validation")[-1].metrics for trial in trials}
     return [(trial.request_id, trial.hparams, trial.seed, trial.state, last[trial.id]) for trial in trials]
 
@@ -220,8 +228,8 @@ def test_a_new_runner_goes_on_while_runs_of_the_last_one_still_stop(tmp_path: pa
     simulation = simulated(tmp_path, FOUR_TRIALS, learning, slots=2)
     dying(simulation, 4)
     simulation.executor.lingering = 1000.0
-    with Ledger.open(simulation.home.database, simulation.experiment_id) as people:
-        asked(simulation, 5.0, lambda: people.ask(wishes={1: Wish.KILL}))
+    with ExperimentStore.open(simulation.home.database, simulation.experiment_id) as people:
+        asked(simulation, 5.0, lambda: people.ask(wishes={1: TrialRequest.KILL}))
         assert simulation.run() is RunState.COMPLETED
     assert states(simulation) == {RunState.COMPLETED: 3, RunState.CANCELED: 1}
     trials = {trial.id: trial for trial in simulation.ledger.trials()}
@@ -263,7 +271,7 @@ def save(simulation: Simulation, trial_id: int, steps: int) -> None:
     saved = CheckpointSaved(
         uuid=folder.name, steps_completed=steps, path=str(folder), metadata={}, resources={}, time=1.0
     )
-    with Recorder.attach(simulation.home.database, simulation.experiment_id, trial_id, 1) as recorder:
+    with TrialWriter.attach(simulation.home.database, simulation.experiment_id, trial_id, 1) as recorder:
         recorder.write([saved])
 
 
@@ -296,7 +304,7 @@ def test_a_canceled_experiment_creates_no_more_trials(tmp_path: pathlib.Path, de
 def test_one_trial_can_be_killed(tmp_path: pathlib.Path) -> None:
     searcher = {"name": "random", "metric": "loss", "max_trials": 4}
     simulation = simulated(tmp_path, {"hyperparameters": lr(), "searcher": searcher}, learning, slots=2)
-    asked(simulation, 5.0, lambda: simulation.ledger.ask(wishes={1: Wish.KILL}))
+    asked(simulation, 5.0, lambda: simulation.ledger.ask(wishes={1: TrialRequest.KILL}))
     assert simulation.run() is RunState.COMPLETED
     assert states(simulation) == {RunState.COMPLETED: 3, RunState.CANCELED: 1}
 

@@ -26,7 +26,7 @@ from determined.experimental.client import (
     TrialSortBy,
     TrialState,
 )
-from determined.tracking import Ledger
+from determined.tracking import ExperimentStore
 from told import KEEP_ALL, Workshop, settings
 
 LOSSES = [[3.0, 1.0, 2.0], [5.0, 4.0, 6.0]]
@@ -533,7 +533,7 @@ def test_a_paused_experiment_waits_for_its_activation(tmp_path: pathlib.Path) ->
     with pytest.warns(UserWarning, match=r"environment\.image"):
         experiment = client.create_experiment(path, paused=True)
     assert experiment.state is ExperimentState.PAUSED
-    with Ledger.open(pathlib.Path(tmp_path / "det-home" / "tracking.db"), experiment.id) as ledger:
+    with ExperimentStore.open(pathlib.Path(tmp_path / "det-home" / "tracking.db"), experiment.id) as ledger:
         assert ledger.runner() is None
     experiment.activate()
     assert experiment.wait(timeout=60) is ExperimentState.COMPLETED

@@ -76,7 +76,7 @@ def test_managed_run_takes_only_the_weights_of_another_trial(managed: Callable[.
 def test_managed_best_is_the_best_of_the_whole_experiment(managed: Callable[..., None]) -> None:
     managed({"searcher": {"metric": "validation_loss", "max_length": 1}})
     elsewhere = tracking.MetricReport(group="validation", steps_completed=9, metrics={"validation_loss": 0.0}, time=0.0)
-    with tracking.Recorder.attach(home().database, 1, 1) as recorder:
+    with tracking.TrialWriter.attach(home().database, 1, 1) as recorder:
         recorder.write([elsewhere])
     values = [1.0, 0.5, 2.0]
     assert scripted(values, exp_conf=None)() == [3], "none of them beats the 0.0 of another trial"

@@ -131,7 +131,7 @@ def run(trial_class: type[LineTrial], init: dict[str, Any] | None = None, **fit:
             [random.getstate(), list(np.random.get_state(legacy=True)), torch.get_rng_state()],
         ]
         state = plain(state)
-    records = tracking.Records(pathlib.Path(os.environ["DET_HOME"]) / "tracking.db")
+    records = tracking.TrackingReader(pathlib.Path(os.environ["DET_HOME"]) / "tracking.db")
     reports = [(report.group, report.steps_completed, report.metrics) for report in records.metrics(trial_id)]
     checkpoints = {saved.steps_completed: saved.uuid for saved in records.checkpoints(trial_id=trial_id)}
     return Outcome(trial.log, trial.memory.events, state, reports, checkpoints, records.trial(trial_id))

@@ -28,6 +28,6 @@ def record_trial(database: pathlib.Path, config: Mapping[str, Any], hparams: Map
         process_started=0.0,
         host="here",
     )
-    with tracking.Recorder.start(database, description) as recorder:
+    with tracking.TrialWriter.start(database, description) as recorder:
         ids = {"experiment_id": recorder.experiment_id, "trial_id": recorder.trial_id}
     return det.TrialInfo(**ids, trial_seed=SEED, hparams=dict(hparams), _config=dict(config))

@@ -20,7 +20,7 @@ PRELOADED = ["torch._dynamo", "sqlalchemy", "determined.pytorch", "determined.tr
 
 
 @dataclasses.dataclass
-class Ended:
+class RunExit:
     """How one rank ended: its exit status, what its function returned, and what it wrote."""
 
     rank: int
@@ -48,7 +48,7 @@ class Ranks:
             assert time.monotonic() < deadline, f"rank {rank} did not write {text!r}:\n{self.output(rank)}"
             time.sleep(0.01)
 
-    def wait(self, timeout: float = PATIENCE) -> list[Ended]:
+    def wait(self, timeout: float = PATIENCE) -> list[RunExit]:
         """Wait until all have ended; those that have not by then are killed and have no status."""
         deadline = time.monotonic() + timeout
         for process in self.processes:
@@ -61,10 +61,10 @@ class Ranks:
             process.kill()
             process.join()
 
-    def _ended(self, rank: int, process: Any) -> Ended:
+    def _ended(self, rank: int, process: Any) -> RunExit:
         path = self._folder / f"{rank}.pickle"
         result = pickle.loads(path.read_bytes()) if path.exists() else None
-        return Ended(rank, process.exitcode, result, self.output(rank))
+        return RunExit(rank, process.exitcode, result, self.output(rank))
 
 
 @contextlib.contextmanager

@@ -13,8 +13,8 @@ from determined.pytorch import Batch
 from trials import LineTrial, trainer
 
 
-def records() -> tracking.Records:
-    return tracking.Records(pathlib.Path(os.environ["DET_HOME"]) / "tracking.db")
+def records() -> tracking.TrackingReader:
+    return tracking.TrackingReader(pathlib.Path(os.environ["DET_HOME"]) / "tracking.db")
 
 
 def train(trial_class: type[LineTrial] = LineTrial, init: dict[str, Any] | None = None, **arguments: Any) -> Any:

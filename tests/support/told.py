@@ -12,7 +12,7 @@ from determined.experiment import config as configs
 from determined.experiment._create import create
 from determined.experiment._drive import drive
 from determined.experiment.executors import InlineExecutor
-from determined.tracking import CheckpointState, Ledger, Records, RunState
+from determined.tracking import CheckpointState, ExperimentStore, RunState, TrackingReader
 
 PROGRAM = '''
 import json
@@ -113,9 +113,9 @@ class Workshop:
         return id
 
     @property
-    def records(self) -> Records:
+    def records(self) -> TrackingReader:
         """The record."""
-        return Records(self.home.database)
+        return TrackingReader(self.home.database)
 
     def kept(self, id: int) -> list[int]:
         """Return the steps of an experiment's checkpoints that are there, on record and as files."""
@@ -130,7 +130,7 @@ class Workshop:
 
     def starts(self, id: int) -> list[int]:
         """Return the steps from which the runs of the only trial of an experiment started."""
-        with Ledger.open(self.home.database, id) as ledger:
+        with ExperimentStore.open(self.home.database, id) as ledger:
             (trial,) = ledger.trials()
             return [run.started_from_step for run in ledger.runs(trial.id)]
 

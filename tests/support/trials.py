@@ -150,9 +150,9 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to_dense().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
-def records() -> tracking.Records:
+def records() -> tracking.TrackingReader:
     """Return the record of all runs of this test."""
-    return tracking.Records(home().database)
+    return tracking.TrackingReader(home().database)
 
 
 def steps_of(group: str, trial_id: int = 1) -> list[int]:

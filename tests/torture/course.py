@@ -9,7 +9,7 @@ DIGEST = "digest "
 
 
 @dataclasses.dataclass(frozen=True)
-class Course:
+class RunObservations:
     """How long to train, and the periods, in batches. An epoch has twelve."""
 
     length: int = 61
@@ -23,7 +23,7 @@ class Course:
         return any(batches % period == 0 for period in (self.reporting, self.validation, self.checkpoint))
 
 
-def ending_with_a_checkpoint(epochs: int) -> Course:
+def ending_with_a_checkpoint(epochs: int) -> RunObservations:
     """Return a course at whose end a checkpoint is due and a validation is not: it comes because training ends."""
     assert epochs % 2, "a validation follows every second epoch"
-    return Course(length=12 * epochs, validation=24, checkpoint=12, policy="none")
+    return RunObservations(length=12 * epochs, validation=24, checkpoint=12, policy="none")

@@ -23,7 +23,7 @@ from driven import Experiments, config, eventually, experiments
 
 from determined.experiment import config as configs
 from determined.experiment import control
-from determined.experiment._searching import Searching
+from determined.experiment._searching import SearchReplay
 from determined.tracking import RunState
 
 LR = {"type": "log", "minval": -3, "maxval": -1}
@@ -55,7 +55,7 @@ def compared(lab: Experiments, id: int, search: str) -> Any:
         return outcome
     parsed = configs.from_map(settings(search))
     with lab.ledger(id) as ledger:
-        decided = Searching(parsed, ledger, lab.home.code(id))._search.state()
+        decided = SearchReplay(parsed, ledger, lab.home.code(id))._search.state()
     return [trial[:4] for trial in outcome], decided
 
 

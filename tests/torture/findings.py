@@ -76,11 +76,11 @@ class _Copy:
     def __init__(self, home: pathlib.Path) -> None:
         self._home = home
 
-    def __enter__(self) -> tracking.Records:
+    def __enter__(self) -> tracking.TrackingReader:
         self._folder = tempfile.TemporaryDirectory(prefix="records-")
         for path in self._home.glob("tracking.db*"):
             shutil.copy(path, self._folder.name)
-        return tracking.Records(pathlib.Path(self._folder.name) / "tracking.db")
+        return tracking.TrackingReader(pathlib.Path(self._folder.name) / "tracking.db")
 
     def __exit__(self, *_: object) -> None:
         self._folder.cleanup()

@@ -100,7 +100,7 @@ def recorded_run(home: pathlib.Path, tell: Tell) -> None:
     os.environ["DET_HOME"] = str(home)
     with core.init() as context:
         context.recorder.confirm()  # experiment 1, trial 1 of a new home
-        recorder = tracking.Recorder.attach(home / "tracking.db", 1, 1)
+        recorder = tracking.TrialWriter.attach(home / "tracking.db", 1, 1)
         for number in range(1, 10**6):
             recorder.write([tracking.MetricReport(group="own", steps_completed=number, metrics={}, time=0.0)])
             tell("metric", ["own", number])

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from course import DIGEST, Course
+from course import DIGEST, RunObservations
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -101,7 +101,7 @@ class TortureTrial(pytorch.PyTorchTrial):
         self.first, self.second = (context.wrap_model(small_model()) for _ in range(2))
         self.adam = context.wrap_optimizer(torch.optim.Adam(self.first.parameters(), lr=0.01))
         self.sgd = context.wrap_optimizer(torch.optim.SGD(self.second.parameters(), lr=0.01, momentum=0.9))
-        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(self.adam, T_max=Course.length)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(self.adam, T_max=RunObservations.length)
         step = torch.optim.lr_scheduler.StepLR(self.sgd, step_size=2, gamma=0.8)
         context.wrap_lr_scheduler(cosine, LRScheduler.StepMode.STEP_EVERY_BATCH)
         context.wrap_lr_scheduler(step, LRScheduler.StepMode.STEP_EVERY_EPOCH)
@@ -178,11 +178,11 @@ def states(trial: TortureTrial) -> dict[str, Any]:
 
 def history(trial_id: int) -> list[tuple[str, int, Any]]:
     """Return what was reported in this run and those it continues, without the times."""
-    records = tracking.Records(pathlib.Path(os.environ["DET_HOME"]) / "tracking.db")
+    records = tracking.TrackingReader(pathlib.Path(os.environ["DET_HOME"]) / "tracking.db")
     return [(report.group, report.steps_completed, report.metrics) for report in records.history(trial_id)]
 
 
-def train(course: Course, workers: int, aggregation: int, seed: int, stop_at: int) -> dict[str, str]:
+def train(course: RunObservations, workers: int, aggregation: int, seed: int, stop_at: int) -> dict[str, str]:
     """Train to the end, from the newest checkpoint if there is one, and return the digests of what came out."""
     config = {"name": "torture", "reproducibility": {"experiment_seed": seed}}
     with pytorch.init(exp_conf=config, aggregation_frequency=aggregation) as context:
@@ -202,13 +202,13 @@ def train(course: Course, workers: int, aggregation: int, seed: int, stop_at: in
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
-    parts = [field.name for field in dataclasses.fields(Course)]
-    options = dataclasses.asdict(Course()) | {"workers": 0, "aggregation": 1, "seed": 1, "stop-at": -1}
+    parts = [field.name for field in dataclasses.fields(RunObservations)]
+    options = dataclasses.asdict(RunObservations()) | {"workers": 0, "aggregation": 1, "seed": 1, "stop-at": -1}
     for option, default in options.items():
         parser.add_argument(f"--{option}", type=type(default), default=default)
     given = vars(parser.parse_args(arguments))
     torch.set_num_threads(1)
-    digests = train(Course(**{part: given.pop(part) for part in parts}), **given)
+    digests = train(RunObservations(**{part: given.pop(part) for part in parts}), **given)
     print(DIGEST + json.dumps({"all": digest(digests), **digests}), flush=True)
 
 

@@ -9,7 +9,7 @@ import pathlib
 import findings
 import pytest
 from sweep import NEW, OLD, Call, Sweep, why_not
-from training import Ended
+from training import RunExit
 from training import train as run_program
 
 import forking
@@ -32,12 +32,12 @@ def home() -> pathlib.Path:
     return pathlib.Path(os.environ["DET_HOME"])
 
 
-def train(home: pathlib.Path, die_at: str = "") -> Ended:
+def train(home: pathlib.Path, die_at: str = "") -> RunExit:
     environment = {"DET_HOME": str(home), "DET_DIE_AT": die_at}
     return run_program(ARGUMENTS, environment, home.with_suffix(".log"))
 
 
-def digest(ended: Ended) -> str:
+def digest(ended: RunExit) -> str:
     lines = [line for line in ended.output.splitlines() if line.startswith("digest ")]
     assert len(lines) == 1, ended.output
     return str(json.loads(lines[0].removeprefix("digest "))["all"])
@@ -78,7 +78,7 @@ def test_checkpoint_that_died_before_it_was_recorded_is_gone_on_from(home: pathl
     train(home, "committed:2")
     (unrecorded,) = set(findings.store_of(home).ids()) - {one.uuid for one in findings.checkpoints(home)}
     train(home)
-    assert tracking.Records(home / "tracking.db").trial(2).source_checkpoint == unrecorded
+    assert tracking.TrackingReader(home / "tracking.db").trial(2).source_checkpoint == unrecorded
 
 
 def test_next_run_leaves_alone_what_a_living_process_saves(home: pathlib.Path) -> None:

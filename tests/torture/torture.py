@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import findings
-from course import DIGEST, Course, ending_with_a_checkpoint
-from training import PROGRAM, Ended, train
+from course import DIGEST, RunObservations, ending_with_a_checkpoint
+from training import PROGRAM, RunExit, train
 
 FAULT_POINTS = ("staged", "filled", "synced", "manifested", "renamed", "committed", "recorded")
 """Points of the commit of a checkpoint at which `DET_DIE_AT` makes a process kill itself."""
@@ -42,7 +42,7 @@ class Setting:
 
     workers: int
     aggregation: int
-    course: Course = dataclasses.field(default_factory=Course)
+    course: RunObservations = dataclasses.field(default_factory=RunObservations)
 
     def arguments(self, seed: int) -> list[str]:
         own = {"workers": self.workers, "aggregation": self.aggregation, "seed": seed}
@@ -113,7 +113,7 @@ class Torturer:
         say(f"{self._setting} seed={seed}: {counts.kills.total()} kills, {counts.stops} stops, {faults}")
         return counts
 
-    def _attempt(self, rng: random.Random, home: pathlib.Path, counts: Counts) -> Ended:
+    def _attempt(self, rng: random.Random, home: pathlib.Path, counts: Counts) -> RunExit:
         """Start the program once, to be killed or to finish."""
         kind = rng.random()
         if counts.kills.total() >= self._most_kills:
@@ -132,7 +132,7 @@ class Torturer:
         counts.faults["unreadable latest checkpoints"] += ended.output.count("is passed over")
         return ended
 
-    def _stop(self, rng: random.Random, home: pathlib.Path, counts: Counts) -> Ended:
+    def _stop(self, rng: random.Random, home: pathlib.Path, counts: Counts) -> RunExit:
         """Start the program once, to be stopped where the metrics of a window are half gathered."""
         begin = findings.saved_steps(home)
         course = self._setting.course
@@ -142,7 +142,7 @@ class Torturer:
         counts.stops += ended.was_stopped
         return ended
 
-    def _run(self, home: pathlib.Path, die_at: str = "", stop_at: int = -1, **signal_at: Any) -> Ended:
+    def _run(self, home: pathlib.Path, die_at: str = "", stop_at: int = -1, **signal_at: Any) -> RunExit:
         environment = {"DET_HOME": str(home), "DET_DIE_AT": die_at}
         arguments = [*self._arguments, f"--stop-at={stop_at}"]
         return train(arguments, environment, home.with_suffix(".log"), **signal_at)
@@ -156,7 +156,7 @@ class Torturer:
                 say(f"  {what}: {one}")
             counts.faults[what] += len(found)
 
-    def _check_end(self, home: pathlib.Path, ended: Ended, counts: Counts) -> None:
+    def _check_end(self, home: pathlib.Path, ended: RunExit, counts: Counts) -> None:
         if ended.code != 0:
             say(f"  the program failed with status {ended.code}:\n{ended.output}")
             counts.faults["failed runs"] += 1
@@ -188,7 +188,7 @@ class Torturer:
         home = self._home("reference")
         ended = self._run(home)
         digests = _digests(ended)
-        assert digests == _digests(Ended(0, alone.stdout)), f"a forked run is not like one alone: {ended.output}"
+        assert digests == _digests(RunExit(0, alone.stdout)), f"a forked run is not like one alone: {ended.output}"
         say(f"{self._setting}: reference {digests['all']} in {ended.seconds:.2f} s, alone and forked")
         return Reference(digests, findings.rows(home), ended.seconds)
 
@@ -196,7 +196,7 @@ class Torturer:
         return self._folder / f"{self._setting.title}-{name}"
 
 
-def _digests(ended: Ended) -> dict[str, str]:
+def _digests(ended: RunExit) -> dict[str, str]:
     """Return the digests that a run printed."""
     lines = [line for line in ended.output.splitlines() if line.startswith(DIGEST)]
     if len(lines) != 1:

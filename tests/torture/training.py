@@ -21,7 +21,7 @@ RUN_TIMEOUT_S = 120.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
+class RunExit:
     """How a run ended: negative, the signal that killed it."""
 
     code: int
@@ -44,7 +44,7 @@ def train(
     log: pathlib.Path,
     after: float = RUN_TIMEOUT_S,
     signum: int = signal.SIGKILL,
-) -> Ended:
+) -> RunExit:
     """Run the program, and send it a signal after some seconds if it still runs."""
     began = time.perf_counter()
     with log.open("w") as output:
@@ -64,4 +64,4 @@ def train(
                 process.send_signal(then)
         else:
             raise TimeoutError(f"a run took {time.perf_counter() - began:.0f} s:\n{log.read_text(errors='replace')}")
-    return Ended(code, log.read_text(errors="replace"), time.perf_counter() - began)
+    return RunExit(code, log.read_text(errors="replace"), time.perf_counter() - began)

@@ -61,7 +61,7 @@ def describe() -> tracking.RunDescription:
 def write(database: pathlib.Path, rate: float, seconds: float, barrier: Any, results: Any) -> None:
     """Report so many times a second, and say how often and how quickly that was acknowledged."""
     done, took = 0, []
-    with tracking.Recorder.start(database, describe()) as recorder:
+    with tracking.TrialWriter.start(database, describe()) as recorder:
         barrier.wait()
         began = time.monotonic()
         while (now := time.monotonic() - began) < seconds:
@@ -120,7 +120,7 @@ def main() -> int:
         failed = sum(process.exitcode != 0 for process in processes)
         writers = [one for one in done if one.trial_id]
         looks = [second for one in done if not one.trial_id for second in one.seconds]
-        records = tracking.Records(database)
+        records = tracking.TrackingReader(database)
         lost = sum(
             [report.steps_completed for report in records.metrics(one.trial_id)] != list(range(1, one.reports + 1))
             for one in writers

@@ -44,18 +44,18 @@ def describe_run() -> Callable[..., tracking.RunDescription]:
 
 
 @pytest.fixture
-def recorder(database: pathlib.Path, describe_run: Callable[..., Any]) -> Iterator[tracking.Recorder]:
-    with tracking.Recorder.start(database, describe_run()) as recorder:
+def recorder(database: pathlib.Path, describe_run: Callable[..., Any]) -> Iterator[tracking.TrialWriter]:
+    with tracking.TrialWriter.start(database, describe_run()) as recorder:
         yield recorder
 
 
 @pytest.fixture
-def records(database: pathlib.Path) -> tracking.Records:
-    return tracking.Records(database)
+def records(database: pathlib.Path) -> tracking.TrackingReader:
+    return tracking.TrackingReader(database)
 
 
 @pytest.fixture
-def ledger(database: pathlib.Path) -> Iterator[tracking.Ledger]:
+def ledger(database: pathlib.Path) -> Iterator[tracking.ExperimentStore]:
     """The ledger of a new experiment that this process runs."""
     with driving.claimed(database) as ledger:
         yield ledger

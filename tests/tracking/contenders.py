@@ -15,7 +15,7 @@ import driving
 
 import forking
 from determined import errors, tracking
-from determined.tracking import Turn
+from determined.tracking import Changeset
 
 WRITES = 40
 AT_ONCE = 30
@@ -63,7 +63,7 @@ def in_processes(count: int, task: str, *arguments: Any) -> list[Any]:
 
 def claim(number: int, database: str) -> tuple[int, str]:
     """Try to run the experiment; returns why it cannot."""
-    with tracking.Ledger.open(database, 1) as ledger:
+    with tracking.ExperimentStore.open(database, 1) as ledger:
         try:
             ledger.claim()
         except errors.TrackingException as error:
@@ -83,19 +83,19 @@ def take(number: int, database: str) -> list[int] | None:
 def append(number: int, database: str) -> list[int]:
     """Take over and store events until another one takes over; returns the numbers of those that are stored."""
     stored: list[int] = []
-    with tracking.Ledger.open(database, 1) as ledger:
+    with tracking.ExperimentStore.open(database, 1) as ledger:
         ledger.claim(force=True)
         with contextlib.suppress(errors.TrackingException):
             while len(stored) < 30:
                 last = len(ledger.events())
-                ledger.commit(Turn(events=[driving.event(last + 1, f"of {number}")]))
+                ledger.commit(Changeset(events=[driving.event(last + 1, f"of {number}")]))
                 stored.append(last + 1)
     return stored
 
 
 def train(number: int, database: str) -> int:
     """Report like a busy trial; returns how many reports are acknowledged."""
-    with tracking.Recorder.attach(database, 1, number + 1, 1) as recorder:
+    with tracking.TrialWriter.attach(database, 1, number + 1, 1) as recorder:
         for write in range(WRITES):
             steps = range(write * AT_ONCE, (write + 1) * AT_ONCE)
             recorder.write([driving.report(step, "training", loss=0.5) for step in steps])
@@ -108,7 +108,7 @@ def train(number: int, database: str) -> int:
 def run(number: int, database: str, trials: str) -> int:
     """Answer every validation by an event, as a runner does; returns how often it looked."""
     looks = seen = 0
-    with tracking.Ledger.open(database, 1) as ledger:
+    with tracking.ExperimentStore.open(database, 1) as ledger:
         ledger.claim()
         while seen < int(trials) * WRITES:
             time.sleep(0.01)
@@ -117,7 +117,7 @@ def run(number: int, database: str, trials: str) -> int:
                 new = ledger.validations(after_id=seen)
                 events = [driving.event(one.id, trial=one.trial_id, step=one.steps_completed) for one in new]
                 change = tracking.ExperimentChange(progress=seen / (int(trials) * WRITES))
-                ledger.commit(Turn(events=events, experiment_change=change))
+                ledger.commit(Changeset(events=events, experiment_change=change))
                 ledger.control()
                 seen += len(new)
     return looks
@@ -125,7 +125,7 @@ def run(number: int, database: str, trials: str) -> int:
 
 def watch(number: int, database: str, trials: str) -> int:
     """Read like a page until all is there; returns how often it read."""
-    records, reads = tracking.Records(database), 0
+    records, reads = tracking.TrackingReader(database), 0
     while any(len(records.metrics(id + 1, "validation")) < WRITES for id in range(int(trials))):
         records.experiments()
         reads += 1

@@ -17,7 +17,7 @@ PAGE = 4096
 RUNS = 3
 REPORTS = 60
 
-Read = Callable[[tracking.Records], Any]
+Read = Callable[[tracking.TrackingReader], Any]
 
 
 def describe(number: int) -> tracking.RunDescription:
@@ -54,11 +54,11 @@ def messages(number: int) -> Iterator[list[tracking.Message]]:
 def write_runs(database: pathlib.Path) -> None:
     """Leave the database with its last reports still in its log, as a killed process does."""
     whole = database.parent / "whole"
-    with tracking.Recorder.start(whole / database.name, describe(0)) as first:
+    with tracking.TrialWriter.start(whole / database.name, describe(0)) as first:
         for one in messages(0):
             first.write(one)
         for number in range(1, RUNS):
-            with tracking.Recorder.start(whole / database.name, describe(number)) as recorder:
+            with tracking.TrialWriter.start(whole / database.name, describe(number)) as recorder:
                 for one in messages(number):
                     recorder.write(one)
         for file in whole.iterdir():
@@ -93,7 +93,7 @@ READS: dict[str, Read] = {
 def read_all(database: pathlib.Path) -> dict[str, Any]:
     """Return what each way of reading gives; None if it is refused."""
     found: dict[str, Any] = {}
-    records = tracking.Records(database)
+    records = tracking.TrackingReader(database)
     for name, read in READS.items():
         try:
             found[name] = read(records)

@@ -14,7 +14,7 @@ import pytest
 from driving import add_trials, report, saved
 
 from determined import errors, tracking
-from determined.tracking import RunState, Turn
+from determined.tracking import Changeset, RunState
 
 
 @pytest.fixture
@@ -22,16 +22,16 @@ def catalog(database: pathlib.Path) -> tracking.Catalog:
     return tracking.Catalog(database)
 
 
-def ended(ledger: tracking.Ledger) -> None:
+def ended(ledger: tracking.ExperimentStore) -> None:
     """Let an experiment end and its runner go."""
     changes = [tracking.TrialChange(trial_id=one.id, state=RunState.COMPLETED) for one in ledger.trials()]
     experiment = tracking.ExperimentChange(state=RunState.COMPLETED)
-    ledger.commit(Turn(trial_changes=changes, experiment_change=experiment))
+    ledger.commit(Changeset(trial_changes=changes, experiment_change=experiment))
     ledger.release()
 
 
 def test_details_of_a_local_run_can_be_changed(
-    recorder: tracking.Recorder, catalog: tracking.Catalog, records: tracking.Records
+    recorder: tracking.TrialWriter, catalog: tracking.Catalog, records: tracking.TrackingReader
 ) -> None:
     details = {"description": "d", "project": "p", "workspace": "w", "notes": "many\nlines"}
     catalog.change_experiment(1, name="n", labels=["x"], **details)
@@ -44,7 +44,7 @@ def test_details_of_a_local_run_can_be_changed(
 
 
 def test_labels_are_added_and_removed_one_by_one(
-    recorder: tracking.Recorder, catalog: tracking.Catalog, records: tracking.Records
+    recorder: tracking.TrialWriter, catalog: tracking.Catalog, records: tracking.TrackingReader
 ) -> None:
     for label in ("a", "b", "a"):
         catalog.add_label(1, label)
@@ -56,10 +56,13 @@ def test_labels_are_added_and_removed_one_by_one(
 
 
 def test_archived_experiments_are_listed_on_request_only(
-    catalog: tracking.Catalog, records: tracking.Records, database: pathlib.Path, describe_run: Callable[..., Any]
+    catalog: tracking.Catalog,
+    records: tracking.TrackingReader,
+    database: pathlib.Path,
+    describe_run: Callable[..., Any],
 ) -> None:
     for name in ("first", "second", "third"):
-        with tracking.Recorder.start(database, describe_run(name=name)) as recorder:
+        with tracking.TrialWriter.start(database, describe_run(name=name)) as recorder:
             recorder.write([tracking.StateChanged(state=RunState.COMPLETED, time=1.0)])
     catalog.change_experiment(3, archived=True)
     assert [one.name for one in records.experiments(limit=1)] == ["second"]
@@ -69,7 +72,7 @@ def test_archived_experiments_are_listed_on_request_only(
 
 
 def test_the_metadata_of_a_checkpoint_can_be_changed(
-    recorder: tracking.Recorder, catalog: tracking.Catalog, records: tracking.Records
+    recorder: tracking.TrialWriter, catalog: tracking.Catalog, records: tracking.TrackingReader
 ) -> None:
     recorder.write([saved("one")])
     catalog.change_checkpoint("one", {"quality": "good"})
@@ -82,14 +85,17 @@ def test_the_metadata_of_a_checkpoint_can_be_changed(
 
 
 def test_a_deleted_experiment_leaves_nothing_and_the_others_whole(
-    ledger: tracking.Ledger, catalog: tracking.Catalog, records: tracking.Records, database: pathlib.Path
+    ledger: tracking.ExperimentStore,
+    catalog: tracking.Catalog,
+    records: tracking.TrackingReader,
+    database: pathlib.Path,
 ) -> None:
     with driving.claimed(database) as other, tracking.Slots(database) as slots:
         for driven in (ledger, other):
             (id,) = add_trials(driven)
             slots.take(driven.experiment_id, id, 1, 4)
-            driven.commit(Turn(events=[driving.event(1)], snapshot=tracking.Snapshot(number=1, state={})))
-            with tracking.Recorder.attach(database, driven.experiment_id, id, 1) as recorder:
+            driven.commit(Changeset(events=[driving.event(1)], snapshot=tracking.Snapshot(number=1, state={})))
+            with tracking.TrialWriter.attach(database, driven.experiment_id, id, 1) as recorder:
                 messages = [report(1, loss=1.0), saved(f"of {id}"), saved(f"gone {id}")]
                 recorder.write([*messages, tracking.CheckpointDeleted(uuid=f"gone {id}")])
         ended(ledger)
@@ -111,7 +117,7 @@ def test_a_deleted_experiment_leaves_nothing_and_the_others_whole(
 
 
 def test_the_ids_of_a_deleted_experiment_do_not_come_back(
-    ledger: tracking.Ledger, catalog: tracking.Catalog, database: pathlib.Path
+    ledger: tracking.ExperimentStore, catalog: tracking.Catalog, database: pathlib.Path
 ) -> None:
     add_trials(ledger, 3)
     ended(ledger)
@@ -122,7 +128,7 @@ def test_the_ids_of_a_deleted_experiment_do_not_come_back(
 
 @pytest.mark.parametrize("doing", ["deleted", "archived"])
 def test_an_experiment_that_somebody_is_at_work_on_stays(
-    doing: str, ledger: tracking.Ledger, catalog: tracking.Catalog, records: tracking.Records
+    doing: str, ledger: tracking.ExperimentStore, catalog: tracking.Catalog, records: tracking.TrackingReader
 ) -> None:
     def act(**options: Any) -> None:
         if doing == "deleted":
@@ -141,7 +147,7 @@ def test_an_experiment_that_somebody_is_at_work_on_stays(
 
 
 def test_force_deletes_what_another_host_may_be_at_work_on(
-    ledger: tracking.Ledger, catalog: tracking.Catalog, records: tracking.Records
+    ledger: tracking.ExperimentStore, catalog: tracking.Catalog, records: tracking.TrackingReader
 ) -> None:
     ledger.claim(driving.elsewhere(), force=True)
     catalog.delete_experiment(1, force=True)
@@ -149,16 +155,16 @@ def test_force_deletes_what_another_host_may_be_at_work_on(
 
 
 def test_a_trial_that_outlives_its_runner_keeps_its_experiment(
-    ledger: tracking.Ledger, catalog: tracking.Catalog, living: tracking.RunProcess
+    ledger: tracking.ExperimentStore, catalog: tracking.Catalog, living: tracking.RunProcess
 ) -> None:
     (id,) = add_trials(ledger)
-    ledger.commit(Turn(trial_changes=[tracking.TrialChange(trial_id=id, process=living)]))
+    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=id, process=living)]))
     ledger.release()
     with pytest.raises(errors.TrackingException, match=f"process {living.pid} is at work"):
         catalog.delete_experiment(1)
 
 
-def test_a_local_run_at_work_stays(recorder: tracking.Recorder, catalog: tracking.Catalog) -> None:
+def test_a_local_run_at_work_stays(recorder: tracking.TrialWriter, catalog: tracking.Catalog) -> None:
     with pytest.raises(errors.TrackingException, match="cannot be deleted"):
         catalog.delete_experiment(1)
     recorder.write([tracking.StateChanged(state=RunState.COMPLETED, time=1.0)])
@@ -170,17 +176,17 @@ def test_a_local_run_at_work_stays_after_a_step_of_the_clock(
 ) -> None:
     process, boot_time = tracking.RunProcess.current(), psutil.boot_time()
     assert process.identity is not None
-    tracking.Recorder.start(database, describe_run(identity=process.identity.to_json())).close()
+    tracking.TrialWriter.start(database, describe_run(identity=process.identity.to_json())).close()
     monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot_time + 3600)
     with pytest.raises(errors.TrackingException, match=f"process {process.pid} is at work"):
         tracking.Catalog(database).delete_experiment(1)
 
 
 def test_an_experiment_with_a_registered_checkpoint_stays(
-    ledger: tracking.Ledger, catalog: tracking.Catalog, database: pathlib.Path
+    ledger: tracking.ExperimentStore, catalog: tracking.Catalog, database: pathlib.Path
 ) -> None:
     (id,) = add_trials(ledger)
-    with tracking.Recorder.attach(database, 1, id, 1) as recorder:
+    with tracking.TrialWriter.attach(database, 1, id, 1) as recorder:
         recorder.write([saved("one")])
     ended(ledger)
     registry = tracking.Registry(database)
@@ -196,7 +202,7 @@ def test_an_experiment_with_a_registered_checkpoint_stays(
 
 
 def test_checkpoints_that_a_running_experiment_is_to_start_from_are_told(
-    recorder: tracking.Recorder, records: tracking.Records, database: pathlib.Path
+    recorder: tracking.TrialWriter, records: tracking.TrackingReader, database: pathlib.Path
 ) -> None:
     messages = [saved("old", step=1), saved("new", step=2), saved("newest", step=3), saved("other", step=9)]
     recorder.write([*messages, tracking.CheckpointDeleted(uuid="newest"), tracking.CheckpointDeleted(uuid="other")])
@@ -209,6 +215,6 @@ def test_checkpoints_that_a_running_experiment_is_to_start_from_are_told(
         ledger.close()
 
 
-def test_there_are_no_sources_where_there_is_no_database(records: tracking.Records) -> None:
+def test_there_are_no_sources_where_there_is_no_database(records: tracking.TrackingReader) -> None:
     assert records.experiment_sources() == set()
     assert records.registered_checkpoints() == set()

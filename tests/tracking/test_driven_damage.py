@@ -34,13 +34,13 @@ def write(database: pathlib.Path) -> None:
             if run_id > 1:
                 driving.begin_runs(ledger, ids, run_id, step=start)
             for id in ids:
-                with tracking.Recorder.attach(database, 1, id, run_id) as recorder:
+                with tracking.TrialWriter.attach(database, 1, id, run_id) as recorder:
                     recorder.write([driving.report(start + step, loss=step / id) for step in range(1, 8)])
                     recorder.write([driving.saved(f"{id}-{run_id}", step=start + 7)])
         for number in range(1, 41, 4):
             events = [driving.event(one, f"request {one}", value=one / 7) for one in range(number, number + 4)]
             state = {"number": number, "rungs": list(range(number))}
-            ledger.commit(tracking.Turn(events=events, snapshot=tracking.Snapshot(number=number + 3, state=state)))
+            ledger.commit(tracking.Changeset(events=events, snapshot=tracking.Snapshot(number=number + 3, state=state)))
     registry = tracking.Registry(database)
     for name in ("digits", "letters"):
         registry.create_model(name, labels=["x"], metadata={"of": name})
@@ -49,13 +49,13 @@ def write(database: pathlib.Path) -> None:
     into_one_file(database)
 
 
-RECORDS: dict[str, Callable[[tracking.Records], Any]] = {
+RECORDS: dict[str, Callable[[tracking.TrackingReader], Any]] = {
     "experiments": lambda records: records.experiments(),
     "trials": lambda records: records.trials(1),
     "runs": lambda records: [records.runs(id) for id in range(1, TRIALS + 1)],
     "registered": lambda records: records.registered_checkpoints(),
 }
-LEDGER: dict[str, Callable[[tracking.Ledger], Any]] = {
+LEDGER: dict[str, Callable[[tracking.ExperimentStore], Any]] = {
     "events": lambda ledger: ledger.events(),
     "last events": lambda ledger: ledger.events(after=35),
     "snapshot": lambda ledger: ledger.snapshot(),
@@ -73,8 +73,8 @@ REGISTRY: dict[str, Callable[[tracking.Registry], Any]] = {
 
 def read_all(database: pathlib.Path) -> dict[str, Any]:
     """Return what each way of reading gives; None if it is refused."""
-    found = of_reads(RECORDS, tracking.Records(database)) | of_reads(REGISTRY, tracking.Registry(database))
-    with contextlib.suppress(TrackingException), tracking.Ledger.open(database, 1) as ledger:
+    found = of_reads(RECORDS, tracking.TrackingReader(database)) | of_reads(REGISTRY, tracking.Registry(database))
+    with contextlib.suppress(TrackingException), tracking.ExperimentStore.open(database, 1) as ledger:
         found |= of_reads(LEDGER, ledger)
     return found
 
@@ -206,7 +206,7 @@ def test_a_damaged_search_is_named_with_what_to_do(
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute(statement)
     said = rf"tracking\.db' is damaged: .*({said}).*restore a copy.*move it away.*\.recover"
-    with tracking.Ledger.open(database, 1) as ledger, pytest.raises(TrackingException, match=said):
+    with tracking.ExperimentStore.open(database, 1) as ledger, pytest.raises(TrackingException, match=said):
         ledger.events()
 
 
@@ -225,11 +225,11 @@ def test_a_damaged_claim_can_be_replaced_by_force(
     shutil.copy(whole, database)
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute(statement)
-    with tracking.Ledger.open(database, 1) as ledger:
+    with tracking.ExperimentStore.open(database, 1) as ledger:
         with pytest.raises(TrackingException, match=said):
             ledger.claim()
         ledger.claim(force=True)
-        assert ledger.commit(tracking.Turn(new_trials=[driving.new_trial("another")])) == [TRIALS + 1]
+        assert ledger.commit(tracking.Changeset(new_trials=[driving.new_trial("another")])) == [TRIALS + 1]
 
 
 def test_a_damaged_database_can_be_accepted_as_it_is(
@@ -244,9 +244,9 @@ def test_a_damaged_database_can_be_accepted_as_it_is(
     found = read_all(database)
     assert None not in found.values()
     assert wrong(found, truth) == ["versions", "events", "last events"]
-    with tracking.Ledger.open(database, 1) as ledger:
+    with tracking.ExperimentStore.open(database, 1) as ledger:
         ledger.claim()
-        ledger.commit(tracking.Turn(events=[driving.event(41)]))
+        ledger.commit(tracking.Changeset(events=[driving.event(41)]))
         driving.begin_runs(ledger, [1], run_id=3, step=9)
         assert len(ledger.events()) == 41
         assert len(ledger.runs(1)) == 3

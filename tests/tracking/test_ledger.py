@@ -15,12 +15,14 @@ import pytest
 from driving import add_trials, event, new_trial, report
 
 from determined import errors, tracking
-from determined.tracking import Desired, RunState, Turn
+from determined.tracking import Changeset, Desired, RunState
 
 # Making and opening
 
 
-def test_a_new_experiment_is_active_and_has_no_trials(ledger: tracking.Ledger, records: tracking.Records) -> None:
+def test_a_new_experiment_is_active_and_has_no_trials(
+    ledger: tracking.ExperimentStore, records: tracking.TrackingReader
+) -> None:
     experiment = records.experiment(ledger.experiment_id)
     assert (experiment.name, experiment.config, experiment.is_local) == ("search", driving.CONFIG, False)
     assert (experiment.state, experiment.progress, experiment.trial_count) == (RunState.ACTIVE, 0.0, 0)
@@ -29,9 +31,11 @@ def test_a_new_experiment_is_active_and_has_no_trials(ledger: tracking.Ledger, r
     assert ledger.snapshot() is None
 
 
-def test_an_experiment_is_created_with_its_details(database: pathlib.Path, records: tracking.Records) -> None:
+def test_an_experiment_is_created_with_its_details(database: pathlib.Path, records: tracking.TrackingReader) -> None:
     details = {"description": "why", "labels": ["a", "b"], "project": "p", "workspace": "w", "priority": 5}
-    with tracking.Ledger.create(database, driving.describe(**details, max_slots=3, desired=Desired.PAUSED)) as ledger:
+    with tracking.ExperimentStore.create(
+        database, driving.describe(**details, max_slots=3, desired=Desired.PAUSED)
+    ) as ledger:
         experiment = records.experiment(ledger.experiment_id)
     assert (experiment.description, experiment.labels) == ("why", ("a", "b"))
     assert (experiment.project, experiment.workspace) == ("p", "w")
@@ -39,9 +43,9 @@ def test_an_experiment_is_created_with_its_details(database: pathlib.Path, recor
     assert (experiment.desired, experiment.state) == (Desired.PAUSED, RunState.PAUSED)
 
 
-def test_opening_an_experiment_gives_what_is_stored(ledger: tracking.Ledger, database: pathlib.Path) -> None:
-    ledger.commit(Turn(events=[event(1)], new_trials=[new_trial("a")]))
-    with tracking.Ledger.open(database, ledger.experiment_id) as other:
+def test_opening_an_experiment_gives_what_is_stored(ledger: tracking.ExperimentStore, database: pathlib.Path) -> None:
+    ledger.commit(Changeset(events=[event(1)], new_trials=[new_trial("a")]))
+    with tracking.ExperimentStore.open(database, ledger.experiment_id) as other:
         assert other.events() == [event(1)]
         assert [trial.request_id for trial in other.trials()] == ["a"]
 
@@ -50,22 +54,24 @@ def test_opening_an_experiment_gives_what_is_stored(ledger: tracking.Ledger, dat
     ("id", "said"), [(99, "no experiment 99.*det experiment list"), (1, "run of a script.*det experiment create")]
 )
 def test_only_driven_experiments_on_record_have_a_ledger(
-    id: int, said: str, recorder: tracking.Recorder, database: pathlib.Path
+    id: int, said: str, recorder: tracking.TrialWriter, database: pathlib.Path
 ) -> None:
     with pytest.raises(errors.TrackingException, match=said):
-        tracking.Ledger.open(database, id)
+        tracking.ExperimentStore.open(database, id)
 
 
 def test_opening_does_not_create_a_database(database: pathlib.Path) -> None:
     with pytest.raises(errors.TrackingException, match=r"tracking\.db"):
-        tracking.Ledger.open(database, 1)
+        tracking.ExperimentStore.open(database, 1)
     assert not database.exists()
 
 
 # Claiming
 
 
-def test_a_claimed_experiment_names_its_runner(ledger: tracking.Ledger, records: tracking.Records) -> None:
+def test_a_claimed_experiment_names_its_runner(
+    ledger: tracking.ExperimentStore, records: tracking.TrackingReader
+) -> None:
     here = tracking.RunProcess.current()
     assert ledger.runner() == here
     assert records.experiment(1).runner == here
@@ -74,10 +80,10 @@ def test_a_claimed_experiment_names_its_runner(ledger: tracking.Ledger, records:
 def test_a_second_runner_is_refused_by_the_pid_of_the_first(
     database: pathlib.Path, living: tracking.RunProcess
 ) -> None:
-    first = tracking.Ledger.create(database, driving.describe())
+    first = tracking.ExperimentStore.create(database, driving.describe())
     first.claim(living)
     with (
-        tracking.Ledger.open(database, 1) as second,
+        tracking.ExperimentStore.open(database, 1) as second,
         pytest.raises(errors.TrackingException, match=rf"experiment 1 is run by process {living.pid} .*pause"),
     ):
         second.claim()
@@ -87,14 +93,14 @@ def test_a_second_runner_is_refused_by_the_pid_of_the_first(
 
 @pytest.mark.parametrize("gone", [driving.ended_process, driving.reused_pid])
 def test_a_runner_that_is_gone_is_replaced(gone: Callable[[], tracking.RunProcess], database: pathlib.Path) -> None:
-    with tracking.Ledger.create(database, driving.describe()) as ledger:
+    with tracking.ExperimentStore.create(database, driving.describe()) as ledger:
         ledger.claim(gone())
         ledger.claim()
         assert ledger.runner() == tracking.RunProcess.current()
 
 
 def test_a_runner_elsewhere_is_replaced_by_force_only(database: pathlib.Path) -> None:
-    with tracking.Ledger.create(database, driving.describe()) as ledger:
+    with tracking.ExperimentStore.create(database, driving.describe()) as ledger:
         ledger.claim(driving.elsewhere())
         with pytest.raises(errors.TrackingException, match=r"process 4242 on 'elsewhere'.*force=True"):
             ledger.claim()
@@ -102,41 +108,41 @@ def test_a_runner_elsewhere_is_replaced_by_force_only(database: pathlib.Path) ->
         assert ledger.runner() == tracking.RunProcess.current()
 
 
-def test_claiming_twice_is_fine(ledger: tracking.Ledger) -> None:
+def test_claiming_twice_is_fine(ledger: tracking.ExperimentStore) -> None:
     ledger.claim()
-    ledger.commit(Turn(events=[event(1)]))
+    ledger.commit(Changeset(events=[event(1)]))
 
 
 def test_a_released_experiment_can_be_claimed_by_others(
-    ledger: tracking.Ledger, database: pathlib.Path, living: tracking.RunProcess
+    ledger: tracking.ExperimentStore, database: pathlib.Path, living: tracking.RunProcess
 ) -> None:
     ledger.release()
     assert ledger.runner() is None
-    with tracking.Ledger.open(database, 1) as other:
+    with tracking.ExperimentStore.open(database, 1) as other:
         other.claim(living)
         ledger.release()
         assert other.runner() == living, "the release of one who runs it no more does not concern the others"
 
 
 def test_without_a_claim_nothing_is_stored(database: pathlib.Path) -> None:
-    with tracking.Ledger.create(database, driving.describe()) as ledger:
+    with tracking.ExperimentStore.create(database, driving.describe()) as ledger:
         with pytest.raises(errors.TrackingException, match=r"has not claimed experiment 1; call claim\(\)"):
-            ledger.commit(Turn(events=[event(1)]))
+            ledger.commit(Changeset(events=[event(1)]))
         assert ledger.events() == []
 
 
 def test_a_runner_that_was_replaced_cannot_store_any_more(
-    ledger: tracking.Ledger, database: pathlib.Path, living: tracking.RunProcess
+    ledger: tracking.ExperimentStore, database: pathlib.Path, living: tracking.RunProcess
 ) -> None:
-    with tracking.Ledger.open(database, 1) as other:
+    with tracking.ExperimentStore.open(database, 1) as other:
         other.claim(living, force=True)
     with pytest.raises(errors.TrackingException, match=rf"no longer run by process \d+: process {living.pid} on"):
-        ledger.commit(Turn(events=[event(1)], new_trials=[new_trial("a")]))
+        ledger.commit(Changeset(events=[event(1)], new_trials=[new_trial("a")]))
     assert (ledger.events(), ledger.trials()) == ([], [])
 
 
 def test_an_experiment_is_lost_when_its_runner_is_gone(
-    ledger: tracking.Ledger, database: pathlib.Path, records: tracking.Records
+    ledger: tracking.ExperimentStore, database: pathlib.Path, records: tracking.TrackingReader
 ) -> None:
     add_trials(ledger)
     assert not records.experiment(1).is_lost
@@ -147,10 +153,10 @@ def test_an_experiment_is_lost_when_its_runner_is_gone(
 
 
 def test_a_trial_whose_process_lives_is_not_lost_with_its_runner(
-    ledger: tracking.Ledger, records: tracking.Records, living: tracking.RunProcess
+    ledger: tracking.ExperimentStore, records: tracking.TrackingReader, living: tracking.RunProcess
 ) -> None:
     add_trials(ledger)
-    ledger.commit(Turn(trial_changes=[tracking.TrialChange(trial_id=1, process=living)]))
+    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=1, process=living)]))
     ledger.claim(driving.ended_process(), force=True)
     assert not records.trial(1).is_lost
 
@@ -158,11 +164,11 @@ def test_a_trial_whose_process_lives_is_not_lost_with_its_runner(
 # Turns
 
 
-def test_all_of_a_turn_is_stored(ledger: tracking.Ledger, records: tracking.Records) -> None:
-    first = ledger.commit(Turn(new_trials=[new_trial("a")]))
+def test_all_of_a_turn_is_stored(ledger: tracking.ExperimentStore, records: tracking.TrackingReader) -> None:
+    first = ledger.commit(Changeset(new_trials=[new_trial("a")]))
     process = tracking.RunProcess.current()
     second = ledger.commit(
-        Turn(
+        Changeset(
             events=[event(1, "a", metric=0.5), event(2, "b")],
             snapshot=tracking.Snapshot(number=2, state={"rungs": [1, 2]}),
             new_trials=[new_trial("b", hparams={"lr": 0.2}, seed=9, state=RunState.PAUSED), new_trial("c")],
@@ -183,20 +189,23 @@ def test_all_of_a_turn_is_stored(ledger: tracking.Ledger, records: tracking.Reco
 @pytest.mark.parametrize(
     ("turn", "said"),
     [
-        (Turn(events=[event(3)]), r"events \[3\].*do not follow"),
-        (Turn(events=[event(1)]), r"events \[1\].*do not follow"),
-        (Turn(events=[event(2), event(4)]), r"events \[2, 4\].*do not follow"),
-        (Turn(new_trials=[new_trial("a")]), "cannot be used"),
-        (Turn(trial_changes=[tracking.TrialChange(trial_id=1, run_id=3)]), r"run 3 of trial 1.*last.* is 1.*run 2"),
-        (Turn(trial_changes=[tracking.TrialChange(trial_id=1, run_id=1)]), "run 1 of trial 1 cannot begin"),
-        (Turn(trial_changes=[tracking.TrialChange(trial_id=99, restarts=1)]), "trial 99 cannot be changed"),
+        (Changeset(events=[event(3)]), r"events \[3\].*do not follow"),
+        (Changeset(events=[event(1)]), r"events \[1\].*do not follow"),
+        (Changeset(events=[event(2), event(4)]), r"events \[2, 4\].*do not follow"),
+        (Changeset(new_trials=[new_trial("a")]), "cannot be used"),
+        (
+            Changeset(trial_changes=[tracking.TrialChange(trial_id=1, run_id=3)]),
+            r"run 3 of trial 1.*last.* is 1.*run 2",
+        ),
+        (Changeset(trial_changes=[tracking.TrialChange(trial_id=1, run_id=1)]), "run 1 of trial 1 cannot begin"),
+        (Changeset(trial_changes=[tracking.TrialChange(trial_id=99, restarts=1)]), "trial 99 cannot be changed"),
     ],
 )
-def test_a_turn_that_fails_leaves_nothing(turn: Turn, said: str, ledger: tracking.Ledger) -> None:
-    ledger.commit(Turn(events=[event(1)], new_trials=[new_trial("a")]))
+def test_a_turn_that_fails_leaves_nothing(turn: Changeset, said: str, ledger: tracking.ExperimentStore) -> None:
+    ledger.commit(Changeset(events=[event(1)], new_trials=[new_trial("a")]))
     driving.begin_runs(ledger, [1])
     before = ledger.trials()
-    whole = Turn(
+    whole = Changeset(
         events=turn.events or [event(2)],
         snapshot=tracking.Snapshot(number=2, state={}),
         new_trials=[new_trial("b"), *turn.new_trials],
@@ -207,76 +216,80 @@ def test_a_turn_that_fails_leaves_nothing(turn: Turn, said: str, ledger: trackin
         ledger.commit(whole)
     assert (ledger.events(), ledger.trials(), ledger.snapshot()) == ([event(1)], before, None)
     assert ledger.control().state is RunState.ACTIVE
-    assert ledger.commit(Turn(events=[event(2)], new_trials=[new_trial("b")])) == [2]
+    assert ledger.commit(Changeset(events=[event(2)], new_trials=[new_trial("b")])) == [2]
 
 
-def test_two_who_run_it_cannot_both_go_on(ledger: tracking.Ledger, database: pathlib.Path) -> None:
-    with tracking.Ledger.open(database, 1) as second:
+def test_two_who_run_it_cannot_both_go_on(ledger: tracking.ExperimentStore, database: pathlib.Path) -> None:
+    with tracking.ExperimentStore.open(database, 1) as second:
         second.claim()  # as the same process
-        ledger.commit(Turn(events=[event(1, "first")]))
+        ledger.commit(Changeset(events=[event(1, "first")]))
         with pytest.raises(errors.TrackingException, match=r"events \[1\].*another runner has stored some meanwhile"):
-            second.commit(Turn(events=[event(1, "second")]))
+            second.commit(Changeset(events=[event(1, "second")]))
     assert [one.request_id for one in ledger.events()] == ["first"]
 
 
-def test_events_can_be_read_from_a_number_on(ledger: tracking.Ledger) -> None:
-    ledger.commit(Turn(events=[event(1), event(2)]))
-    ledger.commit(Turn(events=[event(3)]))
+def test_events_can_be_read_from_a_number_on(ledger: tracking.ExperimentStore) -> None:
+    ledger.commit(Changeset(events=[event(1), event(2)]))
+    ledger.commit(Changeset(events=[event(3)]))
     assert [one.number for one in ledger.events(after=1)] == [2, 3]
     assert ledger.events(after=3) == []
 
 
-def test_the_newest_snapshot_is_kept(ledger: tracking.Ledger) -> None:
+def test_the_newest_snapshot_is_kept(ledger: tracking.ExperimentStore) -> None:
     for number in (0, 5):
-        ledger.commit(Turn(snapshot=tracking.Snapshot(number=number, state={"n": number})))
+        ledger.commit(Changeset(snapshot=tracking.Snapshot(number=number, state={"n": number})))
     assert ledger.snapshot() == tracking.Snapshot(number=5, state={"n": 5})
 
 
-def test_a_final_state_ends_a_trial_and_another_one_undoes_that(ledger: tracking.Ledger) -> None:
+def test_a_final_state_ends_a_trial_and_another_one_undoes_that(ledger: tracking.ExperimentStore) -> None:
     add_trials(ledger, 2)
     changes = [
         tracking.TrialChange(trial_id=1, state=RunState.COMPLETED, reason="done", ended=7.0),
         tracking.TrialChange(trial_id=2, state=RunState.ERROR),
     ]
-    ledger.commit(Turn(trial_changes=changes))
+    ledger.commit(Changeset(trial_changes=changes))
     one, two = ledger.trials()
     assert (one.state, one.reason, one.ended) == (RunState.COMPLETED, "done", 7.0)
     assert two.ended is not None
-    ledger.commit(Turn(trial_changes=[tracking.TrialChange(trial_id=1, state=RunState.ACTIVE)]))
+    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=1, state=RunState.ACTIVE)]))
     assert ledger.trials()[0].ended is None
 
 
-def test_what_a_change_does_not_name_stays(ledger: tracking.Ledger) -> None:
+def test_what_a_change_does_not_name_stays(ledger: tracking.ExperimentStore) -> None:
     add_trials(ledger)
     process = tracking.RunProcess.current()
-    ledger.commit(Turn(trial_changes=[tracking.TrialChange(trial_id=1, process=process, reason="r", restarts=1)]))
+    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=1, process=process, reason="r", restarts=1)]))
     (before,) = ledger.trials()
-    ledger.commit(Turn(trial_changes=[tracking.TrialChange(trial_id=1)]))
+    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=1)]))
     assert ledger.trials() == [before]
 
 
-def test_an_experiment_ends_with_a_final_state(ledger: tracking.Ledger, records: tracking.Records) -> None:
+def test_an_experiment_ends_with_a_final_state(
+    ledger: tracking.ExperimentStore, records: tracking.TrackingReader
+) -> None:
     change = tracking.ExperimentChange(state=RunState.COMPLETED, progress=1.0, ended=9.0)
-    ledger.commit(Turn(experiment_change=change))
+    ledger.commit(Changeset(experiment_change=change))
     experiment = records.experiment(1)
     assert (experiment.state, experiment.progress, experiment.ended) == (RunState.COMPLETED, 1.0, 9.0)
 
 
-def test_a_run_is_recorded_from_its_start_to_its_end(ledger: tracking.Ledger, records: tracking.Records) -> None:
+def test_a_run_is_recorded_from_its_start_to_its_end(
+    ledger: tracking.ExperimentStore, records: tracking.TrackingReader
+) -> None:
     (id,) = add_trials(ledger, run=False)
     process = tracking.RunProcess.current()
-    ledger.commit(Turn(trial_changes=[tracking.TrialChange(trial_id=id, run_id=1, started_from_step=5)]))
-    ledger.commit(Turn(trial_changes=[tracking.TrialChange(trial_id=id, process=process)]))
-    ledger.commit(Turn(trial_changes=[tracking.TrialChange(trial_id=id, run_ended=9.0, run_reason="exit code 1")]))
+    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=id, run_id=1, started_from_step=5)]))
+    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=id, process=process)]))
+    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=id, run_ended=9.0, run_reason="exit code 1")]))
     (run,) = ledger.runs(id)
     assert (run.run_id, run.process, run.started_from_step, run.reported_steps) == (1, process, 5, 5)
     assert (run.ended, run.reason, run.outcome) == (9.0, "exit code 1", None)
     assert records.runs(id) == [run]
 
 
-def test_a_new_run_has_no_process_until_it_is_told(ledger: tracking.Ledger) -> None:
+def test_a_new_run_has_no_process_until_it_is_told(ledger: tracking.ExperimentStore) -> None:
     add_trials(ledger)
-    ledger.commit(Turn(trial_changes=[tracking.TrialChange(trial_id=1, process=tracking.RunProcess.current())]))
+    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=1, process=tracking.RunProcess.current())]))
     driving.begin_runs(ledger, [1], run_id=2)
     assert ledger.trials()[0].process is None
     assert [run.process is None for run in ledger.runs(1)] == [False, True]
@@ -286,10 +299,10 @@ def test_a_new_run_has_no_process_until_it_is_told(ledger: tracking.Ledger) -> N
 
 
 def test_validations_of_all_trials_come_once_in_the_order_of_their_storing(
-    ledger: tracking.Ledger, database: pathlib.Path
+    ledger: tracking.ExperimentStore, database: pathlib.Path
 ) -> None:
     for id in add_trials(ledger, 2):
-        with tracking.Recorder.attach(database, 1, id, 1) as recorder:
+        with tracking.TrialWriter.attach(database, 1, id, 1) as recorder:
             recorder.write([report(1, "training", loss=9.0), report(1, loss=1.0), report(2, loss=id)])
     first = ledger.validations(limit=3)
     assert [(one.id, one.trial_id, one.run_id, one.steps_completed) for one in first] == [
@@ -302,17 +315,19 @@ def test_validations_of_all_trials_come_once_in_the_order_of_their_storing(
     assert ledger.validations(after_id=rest.id) == []
 
 
-def test_validations_of_other_experiments_are_not_seen(ledger: tracking.Ledger, database: pathlib.Path) -> None:
+def test_validations_of_other_experiments_are_not_seen(
+    ledger: tracking.ExperimentStore, database: pathlib.Path
+) -> None:
     with driving.claimed(database) as other:
         (id,) = add_trials(other)
-        with tracking.Recorder.attach(database, other.experiment_id, id, 1) as recorder:
+        with tracking.TrialWriter.attach(database, other.experiment_id, id, 1) as recorder:
             recorder.write([report(1, loss=1.0)])
     assert ledger.validations() == []
 
 
-def test_a_lost_validation_is_noticed(ledger: tracking.Ledger, database: pathlib.Path) -> None:
+def test_a_lost_validation_is_noticed(ledger: tracking.ExperimentStore, database: pathlib.Path) -> None:
     (id,) = add_trials(ledger)
-    with tracking.Recorder.attach(database, 1, id, 1) as recorder:
+    with tracking.TrialWriter.attach(database, 1, id, 1) as recorder:
         recorder.write([report(step, loss=1.0) for step in (1, 2, 3)])
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("DELETE FROM metrics WHERE number = 3")
@@ -329,7 +344,7 @@ def test_the_best_validation_is_by_the_metric_of_the_search(
         assert ledger.best() is None
         values = [[3.0, float("nan"), "low", None, True], [2.0, 0.5, 10**400]]
         for id, of_trial in zip(add_trials(ledger, 2), values, strict=True):
-            with tracking.Recorder.attach(database, 1, id, 1) as recorder:
+            with tracking.TrialWriter.attach(database, 1, id, 1) as recorder:
                 recorder.write([report(step, loss=value, other=-1.0) for step, value in enumerate(of_trial)])
                 recorder.write([report(9, "training", loss=-100.0)])
         found = ledger.best()
@@ -340,32 +355,32 @@ def test_the_best_validation_is_by_the_metric_of_the_search(
 # What people want
 
 
-def test_what_people_ask_for_is_what_the_runner_sees(ledger: tracking.Ledger, database: pathlib.Path) -> None:
+def test_what_people_ask_for_is_what_the_runner_sees(ledger: tracking.ExperimentStore, database: pathlib.Path) -> None:
     ids = add_trials(ledger, 3)
-    with tracking.Ledger.open(database, 1) as people:
+    with tracking.ExperimentStore.open(database, 1) as people:
         people.ask(desired=Desired.PAUSED, max_slots=2, priority=10)
-        people.ask(wishes={ids[0]: tracking.Wish.STOP, ids[2]: tracking.Wish.KILL})
+        people.ask(wishes={ids[0]: tracking.TrialRequest.STOP, ids[2]: tracking.TrialRequest.KILL})
     control = ledger.control()
     assert (control.desired, control.max_slots, control.priority) == (Desired.PAUSED, 2, 10)
-    assert control.wishes == {ids[0]: tracking.Wish.STOP, ids[2]: tracking.Wish.KILL}
-    assert [trial.wish for trial in ledger.trials()] == [tracking.Wish.STOP, None, tracking.Wish.KILL]
+    assert control.wishes == {ids[0]: tracking.TrialRequest.STOP, ids[2]: tracking.TrialRequest.KILL}
+    assert [trial.wish for trial in ledger.trials()] == [tracking.TrialRequest.STOP, None, tracking.TrialRequest.KILL]
 
 
 def test_a_limit_can_be_lifted_and_the_rest_stays(database: pathlib.Path) -> None:
-    with tracking.Ledger.create(database, driving.describe(max_slots=2, priority=10)) as ledger:
+    with tracking.ExperimentStore.create(database, driving.describe(max_slots=2, priority=10)) as ledger:
         ledger.ask(max_slots=None)
         control = ledger.control()
         assert (control.max_slots, control.priority, control.desired) == (None, 10, Desired.ACTIVE)
 
 
-def test_a_wish_that_was_granted_is_cleared(ledger: tracking.Ledger) -> None:
+def test_a_wish_that_was_granted_is_cleared(ledger: tracking.ExperimentStore) -> None:
     (id,) = add_trials(ledger)
-    ledger.ask(wishes={id: tracking.Wish.STOP})
-    ledger.commit(Turn(trial_changes=[tracking.TrialChange(trial_id=id, clears_wish=True)]))
+    ledger.ask(wishes={id: tracking.TrialRequest.STOP})
+    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=id, clears_wish=True)]))
     assert ledger.control().wishes == {}
 
 
-def test_an_experiment_that_ends_cannot_be_made_to_go_on(ledger: tracking.Ledger) -> None:
+def test_an_experiment_that_ends_cannot_be_made_to_go_on(ledger: tracking.ExperimentStore) -> None:
     ledger.ask(desired=Desired.CANCELED)
     for desired in (Desired.ACTIVE, Desired.PAUSED):
         with pytest.raises(errors.TrackingException, match=rf"become {desired}: it is to end as CANCELED"):
@@ -375,70 +390,74 @@ def test_an_experiment_that_ends_cannot_be_made_to_go_on(ledger: tracking.Ledger
         ledger.ask(desired=Desired.CANCELED)
 
 
-def test_nothing_can_be_wanted_of_what_has_ended(ledger: tracking.Ledger) -> None:
+def test_nothing_can_be_wanted_of_what_has_ended(ledger: tracking.ExperimentStore) -> None:
     (id,) = add_trials(ledger)
-    ledger.commit(Turn(trial_changes=[tracking.TrialChange(trial_id=id, state=RunState.COMPLETED)]))
+    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=id, state=RunState.COMPLETED)]))
     with pytest.raises(errors.TrackingException, match=r"trial 1 cannot kill: it has ended \(COMPLETED\)"):
-        ledger.ask(desired=Desired.PAUSED, wishes={id: tracking.Wish.KILL})
+        ledger.ask(desired=Desired.PAUSED, wishes={id: tracking.TrialRequest.KILL})
     assert ledger.control().desired is Desired.ACTIVE, "all of it or nothing"
-    ledger.commit(Turn(experiment_change=tracking.ExperimentChange(state=RunState.COMPLETED)))
+    ledger.commit(Changeset(experiment_change=tracking.ExperimentChange(state=RunState.COMPLETED)))
     with pytest.raises(errors.TrackingException, match=r"has ended \(COMPLETED\); `det experiment continue 1`"):
         ledger.ask(desired=Desired.KILLED)
 
 
-def test_a_wish_for_a_trial_of_another_experiment_is_refused(ledger: tracking.Ledger, database: pathlib.Path) -> None:
+def test_a_wish_for_a_trial_of_another_experiment_is_refused(
+    ledger: tracking.ExperimentStore, database: pathlib.Path
+) -> None:
     with driving.claimed(database) as other:
         (id,) = add_trials(other)
     with pytest.raises(errors.TrackingException, match=f"no trial {id} in experiment 1"):
-        ledger.ask(wishes={id: tracking.Wish.STOP})
+        ledger.ask(wishes={id: tracking.TrialRequest.STOP})
 
 
-def test_an_ended_experiment_can_be_begun_anew(ledger: tracking.Ledger, records: tracking.Records) -> None:
+def test_an_ended_experiment_can_be_begun_anew(
+    ledger: tracking.ExperimentStore, records: tracking.TrackingReader
+) -> None:
     ledger.ask(desired=Desired.CANCELED)
-    ledger.commit(Turn(experiment_change=tracking.ExperimentChange(state=RunState.CANCELED)))
+    ledger.commit(Changeset(experiment_change=tracking.ExperimentChange(state=RunState.CANCELED)))
     again = tracking.ExperimentChange(state=RunState.ACTIVE, desired=Desired.ACTIVE)
-    ledger.commit(Turn(experiment_change=again))
+    ledger.commit(Changeset(experiment_change=again))
     experiment = records.experiment(1)
     assert (experiment.state, experiment.desired, experiment.ended) == (RunState.ACTIVE, Desired.ACTIVE, None)
 
 
 def test_an_experiment_can_go_on_with_another_config_but_the_same_metric(
-    ledger: tracking.Ledger, records: tracking.Records
+    ledger: tracking.ExperimentStore, records: tracking.TrackingReader
 ) -> None:
     longer = {"searcher": {**driving.CONFIG["searcher"], "max_length": 9}}
-    ledger.commit(Turn(experiment_change=tracking.ExperimentChange(config=longer)))
+    ledger.commit(Changeset(experiment_change=tracking.ExperimentChange(config=longer)))
     assert records.experiment(1).config == longer
     other = tracking.ExperimentChange(config={"searcher": {"metric": "accuracy"}})
     with pytest.raises(errors.TrackingException, match=r"by 'loss' and cannot go on by 'accuracy'.*new experiment"):
-        ledger.commit(Turn(experiment_change=other))
+        ledger.commit(Changeset(experiment_change=other))
     assert records.experiment(1).config == longer
 
 
 # Noticing changes
 
 
-def test_what_others_store_is_noticed_once(ledger: tracking.Ledger, database: pathlib.Path) -> None:
+def test_what_others_store_is_noticed_once(ledger: tracking.ExperimentStore, database: pathlib.Path) -> None:
     (id,) = add_trials(ledger)
     assert ledger.changed(), "at first, everything is new"
     assert not ledger.changed()
-    with tracking.Recorder.attach(database, 1, id, 1) as recorder:
+    with tracking.TrialWriter.attach(database, 1, id, 1) as recorder:
         recorder.write([report(1, loss=1.0)])
         assert ledger.changed()
         assert not ledger.changed()
 
 
-def test_what_the_ledger_stores_itself_is_not_noticed(ledger: tracking.Ledger, database: pathlib.Path) -> None:
+def test_what_the_ledger_stores_itself_is_not_noticed(ledger: tracking.ExperimentStore, database: pathlib.Path) -> None:
     ledger.changed()
-    ledger.commit(Turn(events=[event(1)]))
+    ledger.commit(Changeset(events=[event(1)]))
     ledger.ask(priority=3)
     assert not ledger.changed()
-    with tracking.Ledger.open(database, 1) as other:
+    with tracking.ExperimentStore.open(database, 1) as other:
         other.ask(desired=Desired.PAUSED)
-    ledger.commit(Turn(events=[event(2)]))
+    ledger.commit(Changeset(events=[event(2)]))
     assert ledger.changed(), "what came before an own write counts"
 
 
-def test_what_threads_store_through_the_ledger_is_its_own(ledger: tracking.Ledger) -> None:
+def test_what_threads_store_through_the_ledger_is_its_own(ledger: tracking.ExperimentStore) -> None:
     ledger.changed()
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda number: ledger.ask(priority=number), range(1, 21)))
@@ -446,11 +465,11 @@ def test_what_threads_store_through_the_ledger_is_its_own(ledger: tracking.Ledge
 
 
 def test_waiting_for_changes_does_not_keep_the_log_from_being_emptied(
-    ledger: tracking.Ledger, database: pathlib.Path
+    ledger: tracking.ExperimentStore, database: pathlib.Path
 ) -> None:
     (id,) = add_trials(ledger)
     with (
-        tracking.Recorder.attach(database, 1, id, 1) as recorder,
+        tracking.TrialWriter.attach(database, 1, id, 1) as recorder,
         closing(sqlite3.connect(database, isolation_level=None)) as other,
     ):
         for step in range(3):
@@ -461,7 +480,7 @@ def test_waiting_for_changes_does_not_keep_the_log_from_being_emptied(
 
 
 def test_a_runner_on_another_host_has_that_name(database: pathlib.Path) -> None:
-    with tracking.Ledger.create(database, driving.describe()) as ledger:
+    with tracking.ExperimentStore.create(database, driving.describe()) as ledger:
         ledger.claim(driving.elsewhere())
         runner = ledger.runner()
     assert runner is not None
@@ -470,7 +489,7 @@ def test_a_runner_on_another_host_has_that_name(database: pathlib.Path) -> None:
     assert tracking.RunProcess.current().host == socket.gethostname()
 
 
-def test_numbers_that_no_database_takes_are_refused(ledger: tracking.Ledger) -> None:
+def test_numbers_that_no_database_takes_are_refused(ledger: tracking.ExperimentStore) -> None:
     with pytest.raises(errors.TrackingException, match="smaller number"):
         ledger.runs(2**70)
 
@@ -479,9 +498,9 @@ def anything(**changes: Any) -> tracking.SearchEvent:
     return event(1, "a\ud800\0b", **changes)
 
 
-def test_events_hold_any_text_and_number(ledger: tracking.Ledger) -> None:
+def test_events_hold_any_text_and_number(ledger: tracking.ExperimentStore) -> None:
     payload = {"nan": float("nan"), "inf": float("inf"), "text": "\ud800é😀\0", "list": [1, None]}
-    ledger.commit(Turn(events=[anything(**payload)]))
+    ledger.commit(Changeset(events=[anything(**payload)]))
     (found,) = ledger.events()
     assert found.request_id == "a\\ud800\\x00b"
     assert repr(found.payload) == repr(payload)

@@ -22,21 +22,21 @@ TRIALS = 8
 
 
 def test_of_runners_that_start_at_once_one_gets_the_experiment(database: pathlib.Path) -> None:
-    tracking.Ledger.create(database, driving.describe()).close()
+    tracking.ExperimentStore.create(database, driving.describe()).close()
     found = in_processes(3, "claim", database)
     winners = [pid for pid, refusal in found if not refusal]
     assert len(winners) == 1
     refusals = [refusal for _, refusal in found if refusal]
     assert all(f"experiment 1 is run by process {winners[0]} " in refusal for refusal in refusals)
-    with tracking.Ledger.open(database, 1) as ledger:
+    with tracking.ExperimentStore.open(database, 1) as ledger:
         ledger.claim()  # the claim has died with its holder
 
 
 @pytest.mark.thorough
 def test_runners_that_take_over_from_each_other_store_each_event_once(database: pathlib.Path) -> None:
-    tracking.Ledger.create(database, driving.describe()).close()
+    tracking.ExperimentStore.create(database, driving.describe()).close()
     found = in_processes(3, "append", database)
-    with tracking.Ledger.open(database, 1) as ledger:
+    with tracking.ExperimentStore.open(database, 1) as ledger:
         events = ledger.events()
     stored = {number: f"of {runner}" for runner, numbers in enumerate(found) for number in numbers}
     assert sum(map(len, found)) == len(stored), "no number was given to two"
@@ -44,7 +44,7 @@ def test_runners_that_take_over_from_each_other_store_each_event_once(database: 
 
 
 def test_no_slot_is_given_to_two_trials(database: pathlib.Path) -> None:
-    tracking.Ledger.create(database, driving.describe()).close()
+    tracking.ExperimentStore.create(database, driving.describe()).close()
     found = [slots for slots in in_processes(4, "take", database) if slots is not None]
     taken = list(itertools.chain.from_iterable(found))
     assert len(found) == 3, "all but one odd slot are in use"
@@ -60,12 +60,12 @@ sys.path.insert(0, sys.argv[1])
 import driving
 from determined import tracking
 
-with tracking.Ledger.open(sys.argv[2], 1) as ledger:
+with tracking.ExperimentStore.open(sys.argv[2], 1) as ledger:
     ledger.claim()
     done = len(ledger.trials())
     while True:
         done += 1
-        ledger.commit(tracking.Turn(
+        ledger.commit(tracking.Changeset(
             events=[driving.event(2 * done - 1), driving.event(2 * done)],
             snapshot=tracking.Snapshot(number=2 * done, state={"done": done, "filling": "x" * 20_000}),
             new_trials=[driving.new_trial(f"request {done}")],
@@ -92,11 +92,11 @@ def kill_after(database: pathlib.Path, turns: int, delay: float) -> int:
 
 
 def test_of_a_turn_in_which_the_runner_is_killed_all_or_nothing_is_stored(database: pathlib.Path) -> None:
-    tracking.Ledger.create(database, driving.describe()).close()
+    tracking.ExperimentStore.create(database, driving.describe()).close()
     moments = random.Random(5)
     for _ in range(5):
         said = kill_after(database, turns=moments.randrange(1, 4), delay=moments.uniform(0.0001, 0.01))
-        with tracking.Ledger.open(database, 1) as ledger:
+        with tracking.ExperimentStore.open(database, 1) as ledger:
             trials, events, snapshot = ledger.trials(), ledger.events(), ledger.snapshot()
         done = len(trials)
         assert said <= done <= said + 1, "what it said is stored, and at most the turn that it could not tell of"
@@ -104,7 +104,7 @@ def test_of_a_turn_in_which_the_runner_is_killed_all_or_nothing_is_stored(databa
         assert snapshot is not None
         assert (snapshot.number, snapshot.state["done"]) == (2 * done, done)
         assert [trial.run_id for trial in trials] == [1] * (done - 1) + [0]
-        assert tracking.Records(database).experiment(1).progress == done / 1000
+        assert tracking.TrackingReader(database).experiment(1).progress == done / 1000
 
 
 # Many at once
@@ -123,21 +123,21 @@ def test_eight_trials_a_runner_and_a_page_do_not_disturb_each_other(database: pa
         go([*runner, *page, *trials])
         acknowledged = answers(trials)
         assert min(answers([*runner, *page])) > 0
-    records = tracking.Records(database)
+    records = tracking.TrackingReader(database)
     assert [len(records.metrics(id)) for id in ids] == acknowledged
-    with tracking.Ledger.open(database, 1) as ledger:
+    with tracking.ExperimentStore.open(database, 1) as ledger:
         decided = [(event.payload["trial"], event.payload["step"]) for event in ledger.events()]
         assert decided == [(one.trial_id, one.steps_completed) for one in ledger.validations()]
     assert len(decided) == len(set(decided)) == TRIALS * WRITES
 
 
-def test_a_log_that_is_in_use_is_not_read_again(database: pathlib.Path, ledger: tracking.Ledger) -> None:
+def test_a_log_that_is_in_use_is_not_read_again(database: pathlib.Path, ledger: tracking.ExperimentStore) -> None:
     """Reading it takes long, and who has it open has read it."""
     driving.add_trials(ledger, 3)
     log = pathlib.Path(f"{database}-wal")
     whole = log.read_bytes()
     log.write_bytes(whole[:40] + bytes([whole[40] ^ 1]) + whole[41:])
-    with tracking.Ledger.open(database, 1) as other:
+    with tracking.ExperimentStore.open(database, 1) as other:
         assert len(other.trials()) == 3
     log.write_bytes(whole)
 
@@ -155,7 +155,7 @@ def test_a_process_with_the_pid_of_one_on_record_is_not_signalled(
     caught: list[int] = []
     before = {number: signal.signal(number, lambda number, _: caught.append(number)) for number in SIGNALS}
     try:
-        with tracking.Ledger.create(database, driving.describe()) as ledger, tracking.Slots(database) as slots:
+        with tracking.ExperimentStore.create(database, driving.describe()) as ledger, tracking.Slots(database) as slots:
             ledger.claim(gone())
             slots.take(1, 1, 1, 1, gone())
             tracking.Catalog(database).change_experiment(1, archived=True)

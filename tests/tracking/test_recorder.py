@@ -36,7 +36,7 @@ def saved(uuid: str, step: int = 10) -> tracking.CheckpointSaved:
 
 
 def test_start_records_an_active_experiment_with_one_trial(
-    recorder: tracking.Recorder, records: tracking.Records
+    recorder: tracking.TrialWriter, records: tracking.TrackingReader
 ) -> None:
     (experiment,) = records.experiments()
     (trial,) = records.trials(experiment.id)
@@ -45,24 +45,26 @@ def test_start_records_an_active_experiment_with_one_trial(
     assert (trial.hparams, trial.seed, trial.git_commit, trial.pid) == ({"lr": 0.1}, 7, "abc123", os.getpid())
 
 
-def test_only_the_owner_may_read_the_database(recorder: tracking.Recorder, database: pathlib.Path) -> None:
+def test_only_the_owner_may_read_the_database(recorder: tracking.TrialWriter, database: pathlib.Path) -> None:
     assert stat.S_IMODE(database.stat().st_mode) == 0o600
     assert stat.S_IMODE(database.parent.stat().st_mode) == 0o700
 
 
-def test_the_database_is_in_write_ahead_mode(recorder: tracking.Recorder, database: pathlib.Path) -> None:
+def test_the_database_is_in_write_ahead_mode(recorder: tracking.TrialWriter, database: pathlib.Path) -> None:
     with closing(sqlite3.connect(database)) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_a_second_run_gets_ids_of_its_own(
-    recorder: tracking.Recorder, database: pathlib.Path, describe_run: Callable[..., Any]
+    recorder: tracking.TrialWriter, database: pathlib.Path, describe_run: Callable[..., Any]
 ) -> None:
-    with tracking.Recorder.start(database, describe_run()) as second:
+    with tracking.TrialWriter.start(database, describe_run()) as second:
         assert (second.experiment_id, second.trial_id) != (recorder.experiment_id, recorder.trial_id)
 
 
-def test_all_kinds_of_messages_go_into_one_write(recorder: tracking.Recorder, records: tracking.Records) -> None:
+def test_all_kinds_of_messages_go_into_one_write(
+    recorder: tracking.TrialWriter, records: tracking.TrackingReader
+) -> None:
     recorder.write(
         [
             tracking.Continued(checkpoint="before", steps_completed=5, reported_steps=4),
@@ -87,7 +89,7 @@ def test_all_kinds_of_messages_go_into_one_write(recorder: tracking.Recorder, re
 
 
 def test_the_experiment_of_a_local_run_follows_its_trial(
-    recorder: tracking.Recorder, records: tracking.Records
+    recorder: tracking.TrialWriter, records: tracking.TrackingReader
 ) -> None:
     recorder.write(
         [
@@ -99,7 +101,7 @@ def test_the_experiment_of_a_local_run_follows_its_trial(
     assert (experiment.state, experiment.progress, experiment.ended) == (RunState.COMPLETED, 1.0, 9.0)
 
 
-def test_the_last_state_of_a_write_stands(recorder: tracking.Recorder, records: tracking.Records) -> None:
+def test_the_last_state_of_a_write_stands(recorder: tracking.TrialWriter, records: tracking.TrackingReader) -> None:
     recorder.write(
         [
             tracking.StateChanged(state=RunState.PAUSED, time=1.0),
@@ -109,14 +111,16 @@ def test_the_last_state_of_a_write_stands(recorder: tracking.Recorder, records: 
     assert records.trial(recorder.trial_id).state is RunState.ACTIVE
 
 
-def test_a_deleted_checkpoint_keeps_its_record(recorder: tracking.Recorder, records: tracking.Records) -> None:
+def test_a_deleted_checkpoint_keeps_its_record(
+    recorder: tracking.TrialWriter, records: tracking.TrackingReader
+) -> None:
     recorder.write([saved("one"), saved("two"), tracking.CheckpointDeleted(uuid="one")])
     states = {record.uuid: record.state for record in records.checkpoints()}
     assert states == {"one": tracking.CheckpointState.DELETED, "two": tracking.CheckpointState.COMPLETED}
 
 
 def test_a_write_that_fails_leaves_nothing(
-    recorder: tracking.Recorder, records: tracking.Records, database: pathlib.Path
+    recorder: tracking.TrialWriter, records: tracking.TrackingReader, database: pathlib.Path
 ) -> None:
     connection = sqlite3.connect(database)
     connection.execute("ALTER TABLE checkpoints RENAME TO aside")
@@ -130,7 +134,7 @@ def test_a_write_that_fails_leaves_nothing(
 
 
 def test_a_checkpoint_that_is_on_record_can_be_recorded_again(
-    recorder: tracking.Recorder, records: tracking.Records
+    recorder: tracking.TrialWriter, records: tracking.TrackingReader
 ) -> None:
     recorder.write([saved("one")])
     recorder.write([report(1, loss=1.0), saved("one")])
@@ -138,51 +142,51 @@ def test_a_checkpoint_that_is_on_record_can_be_recorded_again(
     assert len(records.metrics(recorder.trial_id)) == 1
 
 
-def test_writing_no_messages_does_nothing(recorder: tracking.Recorder, records: tracking.Records) -> None:
+def test_writing_no_messages_does_nothing(recorder: tracking.TrialWriter, records: tracking.TrackingReader) -> None:
     recorder.write([])
     assert records.metrics(recorder.trial_id) == []
 
 
 def test_names_that_no_database_takes_are_stored_escaped(
-    recorder: tracking.Recorder, records: tracking.Records
+    recorder: tracking.TrialWriter, records: tracking.TrackingReader
 ) -> None:
     recorder.write([tracking.StatusChanged(status="a\ud800b\0c")])
     assert records.trial(recorder.trial_id).status == "a\\ud800b\\x00c"
 
 
-def test_threads_may_share_a_recorder(recorder: tracking.Recorder, records: tracking.Records) -> None:
+def test_threads_may_share_a_recorder(recorder: tracking.TrialWriter, records: tracking.TrackingReader) -> None:
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda step: recorder.write([report(step, loss=0.0)]), range(40)))
     assert [item.steps_completed for item in records.metrics(recorder.trial_id)] == list(range(40))
 
 
 def test_attach_writes_to_a_recorded_trial(
-    recorder: tracking.Recorder, records: tracking.Records, database: pathlib.Path
+    recorder: tracking.TrialWriter, records: tracking.TrackingReader, database: pathlib.Path
 ) -> None:
-    with tracking.Recorder.attach(database, recorder.experiment_id, recorder.trial_id) as other:
+    with tracking.TrialWriter.attach(database, recorder.experiment_id, recorder.trial_id) as other:
         other.write([report(3, loss=2.0)])
     assert records.metrics(recorder.trial_id) == [report(3, loss=2.0)]
 
 
-def test_attach_refuses_a_trial_of_another_experiment(recorder: tracking.Recorder, database: pathlib.Path) -> None:
+def test_attach_refuses_a_trial_of_another_experiment(recorder: tracking.TrialWriter, database: pathlib.Path) -> None:
     with pytest.raises(errors.TrackingException, match=r"no trial 1 in experiment 99.*det experiment list"):
-        tracking.Recorder.attach(database, 99, recorder.trial_id)
+        tracking.TrialWriter.attach(database, 99, recorder.trial_id)
 
 
 def test_attach_does_not_create_a_database(database: pathlib.Path) -> None:
     with pytest.raises(errors.TrackingException, match=r"tracking\.db"):
-        tracking.Recorder.attach(database, 1, 1)
+        tracking.TrialWriter.attach(database, 1, 1)
     assert not database.exists()
 
 
-def test_a_closed_recorder_may_be_closed_again(recorder: tracking.Recorder) -> None:
+def test_a_closed_recorder_may_be_closed_again(recorder: tracking.TrialWriter) -> None:
     recorder.close()
     recorder.close()
 
 
 @pytest.mark.parametrize(("smaller_is_better", "best"), [(True, 0.5), (False, 3.0)])
 def test_best_validation_leaves_out_what_is_not_a_number(
-    recorder: tracking.Recorder, smaller_is_better: bool, best: float
+    recorder: tracking.TrialWriter, smaller_is_better: bool, best: float
 ) -> None:
     values = [3.0, math.nan, "low", None, True, 10**400, -(10**400), 0.5]
     recorder.write([report(step, loss=value) for step, value in enumerate(values)])
@@ -190,21 +194,21 @@ def test_best_validation_leaves_out_what_is_not_a_number(
     assert recorder.best_validation("loss", smaller_is_better) == best
 
 
-def test_there_is_no_best_validation_before_the_first(recorder: tracking.Recorder) -> None:
+def test_there_is_no_best_validation_before_the_first(recorder: tracking.TrialWriter) -> None:
     assert recorder.best_validation("loss", smaller_is_better=True) is None
 
 
 def test_best_validation_looks_at_its_own_experiment_only(
-    recorder: tracking.Recorder, database: pathlib.Path, describe_run: Callable[..., Any]
+    recorder: tracking.TrialWriter, database: pathlib.Path, describe_run: Callable[..., Any]
 ) -> None:
     recorder.write([report(1, loss=0.1)])
-    with tracking.Recorder.start(database, describe_run()) as other:
+    with tracking.TrialWriter.start(database, describe_run()) as other:
         assert other.best_validation("loss", smaller_is_better=True) is None
 
 
 def test_the_database_holds_strict_json_only(database: pathlib.Path, describe_run: Callable[..., Any]) -> None:
     odd = {"nan": math.nan, "object": object()}
-    with tracking.Recorder.start(database, describe_run(config=odd, hparams=odd)) as recorder:
+    with tracking.TrialWriter.start(database, describe_run(config=odd, hparams=odd)) as recorder:
         recorder.write([report(1, **odd), tracking.MetadataChanged(metadata=odd)])
     with closing(sqlite3.connect(database)) as connection:
         texts = connection.execute(
@@ -219,7 +223,7 @@ def test_a_file_that_is_no_database_is_refused_by_name(
     database.parent.mkdir()
     database.write_text("not a database at all, but long enough to have a header " * 10)
     with pytest.raises(errors.TrackingException, match=r"tracking\.db.*DET_HOME"):
-        tracking.Recorder.start(database, describe_run())
+        tracking.TrialWriter.start(database, describe_run())
 
 
 def test_a_folder_that_cannot_be_made_is_refused_by_name(
@@ -227,37 +231,37 @@ def test_a_folder_that_cannot_be_made_is_refused_by_name(
 ) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(errors.TrackingException, match=r"tracking\.db.*DET_HOME"):
-        tracking.Recorder.start(tmp_path / "file" / "tracking.db", describe_run())
+        tracking.TrialWriter.start(tmp_path / "file" / "tracking.db", describe_run())
 
 
 def test_a_database_in_memory_is_refused(describe_run: Callable[..., Any]) -> None:
     with pytest.raises(errors.TrackingException, match="path of a file"):
-        tracking.Recorder.start("sqlite://", describe_run())
+        tracking.TrialWriter.start("sqlite://", describe_run())
 
 
 def test_a_sqlite_url_means_its_file(database: pathlib.Path, describe_run: Callable[..., Any]) -> None:
-    tracking.Recorder.start(f"sqlite:///{database}", describe_run()).close()
-    assert len(tracking.Records(database).experiments()) == 1
+    tracking.TrialWriter.start(f"sqlite:///{database}", describe_run()).close()
+    assert len(tracking.TrackingReader(database).experiments()) == 1
 
 
 def test_a_file_name_may_hold_what_means_something_in_a_url(
     tmp_path: pathlib.Path, describe_run: Callable[..., Any]
 ) -> None:
     odd = tmp_path / "what?#%41" / "t.db"
-    tracking.Recorder.start(odd, describe_run()).close()
+    tracking.TrialWriter.start(odd, describe_run()).close()
     assert odd.exists()
-    assert len(tracking.Records(odd).experiments()) == 1
+    assert len(tracking.TrackingReader(odd).experiments()) == 1
 
 
 def _start_and_write(database: pathlib.Path, run: tracking.RunDescription, barrier: Any) -> None:
     barrier.wait(60)
-    with tracking.Recorder.start(database, run) as recorder:
+    with tracking.TrialWriter.start(database, run) as recorder:
         for step in range(10):
             recorder.write([report(step, loss=1.0)])
 
 
 def test_processes_that_start_at_once_share_a_new_database(
-    database: pathlib.Path, describe_run: Callable[..., Any], records: tracking.Records
+    database: pathlib.Path, describe_run: Callable[..., Any], records: tracking.TrackingReader
 ) -> None:
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(4)

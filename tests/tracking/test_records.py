@@ -32,7 +32,7 @@ def saved(uuid: str) -> tracking.CheckpointSaved:
 
 
 def test_a_missing_database_has_no_experiments_and_is_not_created(
-    records: tracking.Records, database: pathlib.Path
+    records: tracking.TrackingReader, database: pathlib.Path
 ) -> None:
     assert records.experiments() == []
     assert records.checkpoints() == []
@@ -40,14 +40,16 @@ def test_a_missing_database_has_no_experiments_and_is_not_created(
 
 
 def test_an_empty_file_is_a_database_that_is_just_being_created(
-    records: tracking.Records, database: pathlib.Path
+    records: tracking.TrackingReader, database: pathlib.Path
 ) -> None:
     database.parent.mkdir()
     database.touch()
     assert records.experiments() == []
 
 
-def test_a_file_that_is_no_database_is_refused_by_name(records: tracking.Records, database: pathlib.Path) -> None:
+def test_a_file_that_is_no_database_is_refused_by_name(
+    records: tracking.TrackingReader, database: pathlib.Path
+) -> None:
     database.parent.mkdir()
     database.write_text("some notes of mine, which are longer than a header " * 10)
     with pytest.raises(errors.TrackingException, match=r"tracking\.db.*move that file away"):
@@ -67,44 +69,48 @@ def test_a_file_that_is_no_database_is_refused_by_name(records: tracking.Records
 )
 @pytest.mark.parametrize("is_created", [True, False])
 def test_an_unknown_id_is_named_with_the_command_that_lists_ids(
-    ask: Callable[[tracking.Records], Any],
+    ask: Callable[[tracking.TrackingReader], Any],
     named: str,
     is_created: bool,
     database: pathlib.Path,
     describe_run: Callable[..., Any],
 ) -> None:
     if is_created:
-        tracking.Recorder.start(database, describe_run()).close()
+        tracking.TrialWriter.start(database, describe_run()).close()
     with pytest.raises(errors.TrackingException, match=named):
-        ask(tracking.Records(database))
+        ask(tracking.TrackingReader(database))
 
 
-def test_a_number_too_large_for_the_database_is_refused(recorder: tracking.Recorder, records: tracking.Records) -> None:
+def test_a_number_too_large_for_the_database_is_refused(
+    recorder: tracking.TrialWriter, records: tracking.TrackingReader
+) -> None:
     with pytest.raises(errors.TrackingException, match="smaller number"):
         records.trial(2**64)
 
 
 def test_experiments_come_newest_first_up_to_the_limit(
-    records: tracking.Records, database: pathlib.Path, describe_run: Callable[..., Any]
+    records: tracking.TrackingReader, database: pathlib.Path, describe_run: Callable[..., Any]
 ) -> None:
     for name in ("first", "second", "third"):
-        tracking.Recorder.start(database, describe_run(name=name)).close()
+        tracking.TrialWriter.start(database, describe_run(name=name)).close()
     assert [item.name for item in records.experiments(limit=2)] == ["third", "second"]
 
 
-def test_metrics_are_ordered_by_step_then_by_arrival(recorder: tracking.Recorder, records: tracking.Records) -> None:
+def test_metrics_are_ordered_by_step_then_by_arrival(
+    recorder: tracking.TrialWriter, records: tracking.TrackingReader
+) -> None:
     reports = [report(2, a=1), report(1, a=2), report(2, a=3), report(1, "training", a=4)]
     recorder.write(reports)
     found = records.metrics(recorder.trial_id)
     assert [item.metrics["a"] for item in found] == [2, 4, 1, 3]
 
 
-def test_metrics_can_be_read_by_group(recorder: tracking.Recorder, records: tracking.Records) -> None:
+def test_metrics_can_be_read_by_group(recorder: tracking.TrialWriter, records: tracking.TrackingReader) -> None:
     recorder.write([report(1, "training", a=1), report(1, "mine", a=2)])
     assert records.metrics(recorder.trial_id, "mine") == [report(1, "mine", a=2)]
 
 
-def test_a_trial_summarizes_each_metric(recorder: tracking.Recorder, records: tracking.Records) -> None:
+def test_a_trial_summarizes_each_metric(recorder: tracking.TrialWriter, records: tracking.TrackingReader) -> None:
     recorder.write([report(1, loss=3.0), report(2, loss=1.0), report(3, loss=math.nan)])
     summary = records.trial(recorder.trial_id).summary["validation"]["loss"]
     assert (summary.count, summary.latest_step, summary.smallest, summary.largest) == (3, 3, 1.0, 3.0)
@@ -123,25 +129,25 @@ def test_a_trial_summarizes_each_metric(recorder: tracking.Recorder, records: tr
 def test_best_validation_is_judged_by_the_searcher_metric_or_a_loss(
     config: dict[str, Any] | None,
     best: tuple[str, float, int] | None,
-    records: tracking.Records,
+    records: tracking.TrackingReader,
     database: pathlib.Path,
     describe_run: Callable[..., Any],
 ) -> None:
-    with tracking.Recorder.start(database, describe_run(config=config)) as recorder:
+    with tracking.TrialWriter.start(database, describe_run(config=config)) as recorder:
         recorder.write([report(1, loss=0.5, accuracy=0.1), report(2, loss=0.7, accuracy=0.9)])
     found = records.trial(recorder.trial_id).best_validation
     assert (found and (found.metric, found.value, found.steps_completed)) == best
 
 
 def test_a_metric_that_says_nothing_about_its_direction_has_no_best(
-    recorder: tracking.Recorder, records: tracking.Records
+    recorder: tracking.TrialWriter, records: tracking.TrackingReader
 ) -> None:
     recorder.write([report(1, accuracy=0.5)])
     assert records.trial(recorder.trial_id).best_validation is None
 
 
 def test_a_metric_beyond_the_range_of_floats_does_not_disturb_the_others(
-    recorder: tracking.Recorder, records: tracking.Records
+    recorder: tracking.TrialWriter, records: tracking.TrackingReader
 ) -> None:
     recorder.write([report(1, loss=10**400), report(2, loss=1.0)])
     trial = records.trial(recorder.trial_id)
@@ -149,7 +155,9 @@ def test_a_metric_beyond_the_range_of_floats_does_not_disturb_the_others(
     assert trial.best_validation.value == 1.0
 
 
-def test_a_checkpoint_record_holds_the_total_size(recorder: tracking.Recorder, records: tracking.Records) -> None:
+def test_a_checkpoint_record_holds_the_total_size(
+    recorder: tracking.TrialWriter, records: tracking.TrackingReader
+) -> None:
     recorder.write([saved("abcd-1")])
     record = records.checkpoint("abcd-1")
     assert (record.size, record.resources, record.experiment_id) == (
@@ -160,13 +168,13 @@ def test_a_checkpoint_record_holds_the_total_size(recorder: tracking.Recorder, r
 
 
 def test_checkpoints_can_be_read_by_experiment_and_trial(
-    recorder: tracking.Recorder,
-    records: tracking.Records,
+    recorder: tracking.TrialWriter,
+    records: tracking.TrackingReader,
     database: pathlib.Path,
     describe_run: Callable[..., Any],
 ) -> None:
     recorder.write([saved("abcd-1")])
-    with tracking.Recorder.start(database, describe_run()) as other:
+    with tracking.TrialWriter.start(database, describe_run()) as other:
         other.write([saved("abcd-2")])
     by_experiment = records.checkpoints(experiment_id=recorder.experiment_id)
     by_trial = records.checkpoints(trial_id=other.trial_id)
@@ -174,18 +182,20 @@ def test_checkpoints_can_be_read_by_experiment_and_trial(
 
 
 def test_the_beginning_of_a_uuid_is_enough_when_it_is_unique(
-    recorder: tracking.Recorder, records: tracking.Records
+    recorder: tracking.TrialWriter, records: tracking.TrackingReader
 ) -> None:
     recorder.write([saved("abcd-1"), saved("efgh-2")])
     assert records.checkpoint("abcd").uuid == "abcd-1"
 
 
-def test_a_whole_uuid_wins_over_longer_ones(recorder: tracking.Recorder, records: tracking.Records) -> None:
+def test_a_whole_uuid_wins_over_longer_ones(recorder: tracking.TrialWriter, records: tracking.TrackingReader) -> None:
     recorder.write([saved("abcd"), saved("abcd-1")])
     assert records.checkpoint("abcd").uuid == "abcd"
 
 
-def test_an_ambiguous_beginning_names_the_candidates(recorder: tracking.Recorder, records: tracking.Records) -> None:
+def test_an_ambiguous_beginning_names_the_candidates(
+    recorder: tracking.TrialWriter, records: tracking.TrackingReader
+) -> None:
     recorder.write([saved("abcd-1"), saved("abcd-2")])
     with pytest.raises(errors.TrackingException, match=r"abcd-1, abcd-2.*more characters"):
         records.checkpoint("abcd")
@@ -193,14 +203,16 @@ def test_an_ambiguous_beginning_names_the_candidates(recorder: tracking.Recorder
 
 @pytest.mark.parametrize("beginning", ["abc", "%%%%", "____"])
 def test_a_short_beginning_or_a_pattern_finds_nothing(
-    beginning: str, recorder: tracking.Recorder, records: tracking.Records
+    beginning: str, recorder: tracking.TrialWriter, records: tracking.TrackingReader
 ) -> None:
     recorder.write([saved("abcd-1")])
     with pytest.raises(errors.TrackingException, match="no checkpoint"):
         records.checkpoint(beginning)
 
 
-def test_a_run_whose_process_lives_is_not_lost(recorder: tracking.Recorder, records: tracking.Records) -> None:
+def test_a_run_whose_process_lives_is_not_lost(
+    recorder: tracking.TrialWriter, records: tracking.TrackingReader
+) -> None:
     assert not records.trial(recorder.trial_id).is_lost
     assert not records.experiment(recorder.experiment_id).is_lost
 
@@ -213,37 +225,37 @@ def _ended_process() -> dict[str, Any]:
 
 
 def test_an_active_run_whose_process_ended_is_lost(
-    records: tracking.Records, database: pathlib.Path, describe_run: Callable[..., Any]
+    records: tracking.TrackingReader, database: pathlib.Path, describe_run: Callable[..., Any]
 ) -> None:
-    tracking.Recorder.start(database, describe_run(**_ended_process())).close()
+    tracking.TrialWriter.start(database, describe_run(**_ended_process())).close()
     assert records.experiments()[0].is_lost
     assert records.trials(1)[0].is_lost
 
 
 def test_a_pid_that_belongs_to_a_later_process_is_lost(
-    records: tracking.Records, database: pathlib.Path, describe_run: Callable[..., Any]
+    records: tracking.TrackingReader, database: pathlib.Path, describe_run: Callable[..., Any]
 ) -> None:
-    tracking.Recorder.start(database, describe_run(process_started=1000.0)).close()
+    tracking.TrialWriter.start(database, describe_run(process_started=1000.0)).close()
     assert records.trial(1).is_lost
 
 
 def test_a_process_on_another_host_is_never_called_lost(
-    records: tracking.Records, database: pathlib.Path, describe_run: Callable[..., Any]
+    records: tracking.TrackingReader, database: pathlib.Path, describe_run: Callable[..., Any]
 ) -> None:
-    tracking.Recorder.start(database, describe_run(host="elsewhere", **_ended_process())).close()
+    tracking.TrialWriter.start(database, describe_run(host="elsewhere", **_ended_process())).close()
     assert not records.trial(1).is_lost
 
 
 def test_a_finished_run_is_not_lost(
-    records: tracking.Records, database: pathlib.Path, describe_run: Callable[..., Any]
+    records: tracking.TrackingReader, database: pathlib.Path, describe_run: Callable[..., Any]
 ) -> None:
-    with tracking.Recorder.start(database, describe_run(**_ended_process())) as recorder:
+    with tracking.TrialWriter.start(database, describe_run(**_ended_process())) as recorder:
         recorder.write([tracking.StateChanged(state=RunState.COMPLETED, time=1.0)])
     assert not records.experiments()[0].is_lost
 
 
 def test_reading_does_not_wait_for_a_writer(
-    recorder: tracking.Recorder, records: tracking.Records, database: pathlib.Path
+    recorder: tracking.TrialWriter, records: tracking.TrackingReader, database: pathlib.Path
 ) -> None:
     with closing(sqlite3.connect(database, isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")

@@ -15,7 +15,7 @@ from determined import errors, tracking
 
 
 @pytest.fixture
-def registry(recorder: tracking.Recorder, database: pathlib.Path) -> tracking.Registry:
+def registry(recorder: tracking.TrialWriter, database: pathlib.Path) -> tracking.Registry:
     """A registry beside two checkpoints, and one that is deleted."""
     messages = [saved("one"), saved("two"), saved("gone"), tracking.CheckpointDeleted(uuid="gone")]
     recorder.write(messages)
@@ -47,7 +47,7 @@ def test_a_name_must_be_new_and_no_number(name: str, said: str, registry: tracki
     assert len(registry.models()) == 1
 
 
-def test_versions_are_numbered(registry: tracking.Registry, records: tracking.Records) -> None:
+def test_versions_are_numbered(registry: tracking.Registry, records: tracking.TrackingReader) -> None:
     registry.create_model("digits")
     first = registry.register_version("digits", "one", name="v", comment="good", metadata={"a": 1})
     registry.register_version("digits", "two")
@@ -59,7 +59,7 @@ def test_versions_are_numbered(registry: tracking.Registry, records: tracking.Re
 
 
 def test_the_number_of_a_deleted_version_does_not_come_back(
-    registry: tracking.Registry, records: tracking.Records
+    registry: tracking.Registry, records: tracking.TrackingReader
 ) -> None:
     registry.create_model("digits")
     registry.register_version("digits", "one")
@@ -108,7 +108,9 @@ def test_an_archived_model_is_listed_on_request_only(registry: tracking.Registry
     assert [model.is_archived for model in registry.models(include_archived=True)] == [True]
 
 
-def test_a_deleted_model_is_gone_with_its_versions(registry: tracking.Registry, records: tracking.Records) -> None:
+def test_a_deleted_model_is_gone_with_its_versions(
+    registry: tracking.Registry, records: tracking.TrackingReader
+) -> None:
     registry.create_model("digits")
     registry.register_version("digits", "one")
     registry.delete_model("digits")
@@ -129,7 +131,7 @@ def test_a_deleted_model_is_gone_with_its_versions(registry: tracking.Registry, 
     ],
 )
 def test_no_damage_makes_a_registered_checkpoint_look_unregistered(
-    statement: str, said: str, registry: tracking.Registry, records: tracking.Records, database: pathlib.Path
+    statement: str, said: str, registry: tracking.Registry, records: tracking.TrackingReader, database: pathlib.Path
 ) -> None:
     registry.create_model("digits")
     for uuid in ("one", "two"):

@@ -16,7 +16,7 @@ from determined.tracking import RunState
 
 
 def write(database: pathlib.Path, trial_id: int, run_id: int | None, *messages: tracking.Message) -> None:
-    with tracking.Recorder.attach(database, 1, trial_id, run_id) as recorder:
+    with tracking.TrialWriter.attach(database, 1, trial_id, run_id) as recorder:
         recorder.write(list(messages))
 
 
@@ -26,18 +26,18 @@ def continued(step: int, reported: int | None = None, checkpoint: str = "own") -
     )
 
 
-def losses(records: tracking.Records, group: str, trial_id: int = 1) -> list[tuple[int, float]]:
+def losses(records: tracking.TrackingReader, group: str, trial_id: int = 1) -> list[tuple[int, float]]:
     return [(one.steps_completed, one.metrics["loss"]) for one in records.metrics(trial_id, group)]
 
 
 @pytest.fixture
-def trial(ledger: tracking.Ledger) -> int:
+def trial(ledger: tracking.ExperimentStore) -> int:
     """A trial whose first run has begun."""
     return add_trials(ledger)[0]
 
 
 def test_what_a_run_reported_past_the_start_of_the_next_one_is_superseded(
-    ledger: tracking.Ledger, trial: int, database: pathlib.Path, records: tracking.Records
+    ledger: tracking.ExperimentStore, trial: int, database: pathlib.Path, records: tracking.TrackingReader
 ) -> None:
     write(database, trial, 1, *(report(step, group, loss=1.0) for step in (1, 2, 3, 4) for group in ("training", "x")))
     begin_runs(ledger, [trial], run_id=2, step=2)
@@ -49,7 +49,7 @@ def test_what_a_run_reported_past_the_start_of_the_next_one_is_superseded(
 
 
 def test_the_start_that_a_run_tells_itself_counts(
-    ledger: tracking.Ledger, trial: int, database: pathlib.Path, records: tracking.Records
+    ledger: tracking.ExperimentStore, trial: int, database: pathlib.Path, records: tracking.TrackingReader
 ) -> None:
     messages = [report(step, group, loss=1.0) for step in (1, 2, 3) for group in ("training", "validation")]
     write(database, trial, 1, *messages)
@@ -60,7 +60,7 @@ def test_the_start_that_a_run_tells_itself_counts(
 
 
 def test_a_validation_that_is_repeated_after_a_restart_counts_once(
-    ledger: tracking.Ledger, trial: int, database: pathlib.Path, records: tracking.Records
+    ledger: tracking.ExperimentStore, trial: int, database: pathlib.Path, records: tracking.TrackingReader
 ) -> None:
     write(database, trial, 1, report(2, loss=1.0))
     begin_runs(ledger, [trial], run_id=2, step=2)
@@ -69,7 +69,7 @@ def test_a_validation_that_is_repeated_after_a_restart_counts_once(
 
 
 def test_a_run_that_began_anew_though_it_was_given_a_checkpoint_replaces_all(
-    ledger: tracking.Ledger, trial: int, database: pathlib.Path, records: tracking.Records
+    ledger: tracking.ExperimentStore, trial: int, database: pathlib.Path, records: tracking.TrackingReader
 ) -> None:
     write(database, trial, 1, *(report(step, "training", loss=1.0) for step in (1, 2, 3)))
     begin_runs(ledger, [trial], run_id=2, step=3)
@@ -78,7 +78,7 @@ def test_a_run_that_began_anew_though_it_was_given_a_checkpoint_replaces_all(
 
 
 def test_the_metrics_of_the_machine_do_not_replace_those_of_before(
-    ledger: tracking.Ledger, trial: int, database: pathlib.Path, records: tracking.Records
+    ledger: tracking.ExperimentStore, trial: int, database: pathlib.Path, records: tracking.TrackingReader
 ) -> None:
     write(database, trial, 1, report(0, "cpu", loss=1.0), report(2, "cpu", loss=1.0))
     begin_runs(ledger, [trial], run_id=2, step=2)
@@ -87,7 +87,7 @@ def test_the_metrics_of_the_machine_do_not_replace_those_of_before(
 
 
 def test_a_process_of_an_earlier_run_that_still_reports_changes_nothing(
-    ledger: tracking.Ledger, trial: int, database: pathlib.Path, records: tracking.Records
+    ledger: tracking.ExperimentStore, trial: int, database: pathlib.Path, records: tracking.TrackingReader
 ) -> None:
     begin_runs(ledger, [trial], run_id=2, step=0)
     write(database, trial, 2, report(1, loss=2.0))
@@ -96,7 +96,7 @@ def test_a_process_of_an_earlier_run_that_still_reports_changes_nothing(
 
 
 def test_superseded_reports_are_in_no_summary_and_no_best(
-    ledger: tracking.Ledger, trial: int, database: pathlib.Path, records: tracking.Records
+    ledger: tracking.ExperimentStore, trial: int, database: pathlib.Path, records: tracking.TrackingReader
 ) -> None:
     write(database, trial, 1, report(1, loss=0.5), report(2, loss=0.1))
     begin_runs(ledger, [trial], run_id=2, step=1)
@@ -107,21 +107,21 @@ def test_superseded_reports_are_in_no_summary_and_no_best(
     best = ledger.best()
     assert best is not None
     assert best.metrics == {"loss": 0.5}
-    with tracking.Recorder.attach(database, 1, trial, 2) as recorder:
+    with tracking.TrialWriter.attach(database, 1, trial, 2) as recorder:
         assert recorder.best_validation("loss", smaller_is_better=True) == 0.5
 
 
 def test_the_best_of_any_other_metric_leaves_superseded_reports_out_too(
-    ledger: tracking.Ledger, trial: int, database: pathlib.Path
+    ledger: tracking.ExperimentStore, trial: int, database: pathlib.Path
 ) -> None:
     write(database, trial, 1, report(1, other=0.5), report(2, other=0.1))
     begin_runs(ledger, [trial], run_id=2, step=1)
-    with tracking.Recorder.attach(database, 1, trial, 2) as recorder:
+    with tracking.TrialWriter.attach(database, 1, trial, 2) as recorder:
         assert recorder.best_validation("other", smaller_is_better=True) == 0.5
 
 
 def test_what_is_superseded_stays_stored(
-    ledger: tracking.Ledger, trial: int, database: pathlib.Path, records: tracking.Records
+    ledger: tracking.ExperimentStore, trial: int, database: pathlib.Path, records: tracking.TrackingReader
 ) -> None:
     write(database, trial, 1, report(1, loss=1.0))
     begin_runs(ledger, [trial], run_id=2, step=0)
@@ -131,7 +131,7 @@ def test_what_is_superseded_stays_stored(
 
 
 def test_only_another_trials_checkpoint_is_the_source_of_a_trial(
-    ledger: tracking.Ledger, trial: int, database: pathlib.Path, records: tracking.Records
+    ledger: tracking.ExperimentStore, trial: int, database: pathlib.Path, records: tracking.TrackingReader
 ) -> None:
     (other,) = add_trials(ledger)
     write(database, trial, 1, report(1, "training", loss=1.0), report(3, "training", loss=1.0), saved("first", step=2))
@@ -150,13 +150,13 @@ def test_a_run_that_is_not_on_record_cannot_write(run_id: int, trial: int, datab
     with pytest.raises(
         errors.TrackingException, match=rf"trial 1 of experiment 1 has 1 runs on record, so run {run_id}"
     ):
-        tracking.Recorder.attach(database, 1, trial, run_id)
+        tracking.TrialWriter.attach(database, 1, trial, run_id)
 
 
-def test_a_local_trial_has_no_runs(recorder: tracking.Recorder, database: pathlib.Path) -> None:
-    with tracking.Recorder.attach(database, 1, 1, 5) as other:
+def test_a_local_trial_has_no_runs(recorder: tracking.TrialWriter, database: pathlib.Path) -> None:
+    with tracking.TrialWriter.attach(database, 1, 1, 5) as other:
         other.write([report(1, loss=1.0), continued(7)])
-    records = tracking.Records(database)
+    records = tracking.TrackingReader(database)
     assert records.runs(1) == []
     assert records.trial(1).source_steps_completed == 7
 
@@ -165,7 +165,7 @@ def test_a_local_trial_has_no_runs(recorder: tracking.Recorder, database: pathli
 
 
 def test_a_trial_process_changes_no_state_of_a_driven_experiment(
-    ledger: tracking.Ledger, trial: int, database: pathlib.Path, records: tracking.Records
+    ledger: tracking.ExperimentStore, trial: int, database: pathlib.Path, records: tracking.TrackingReader
 ) -> None:
     write(database, trial, 1, tracking.StateChanged(state=RunState.ERROR, time=5.0, reason="no data"))
     found = records.trial(trial)
@@ -176,7 +176,7 @@ def test_a_trial_process_changes_no_state_of_a_driven_experiment(
 
 
 def test_the_progress_of_a_driven_trial_is_its_own(
-    ledger: tracking.Ledger, trial: int, database: pathlib.Path, records: tracking.Records
+    ledger: tracking.ExperimentStore, trial: int, database: pathlib.Path, records: tracking.TrackingReader
 ) -> None:
     write(database, trial, 1, tracking.ProgressChanged(progress=0.5), tracking.StatusChanged(status="busy"))
     (entry,) = ledger.trials()
@@ -185,7 +185,7 @@ def test_the_progress_of_a_driven_trial_is_its_own(
 
 
 def test_a_tool_without_a_run_can_write_what_is_no_state(
-    ledger: tracking.Ledger, trial: int, database: pathlib.Path, records: tracking.Records
+    ledger: tracking.ExperimentStore, trial: int, database: pathlib.Path, records: tracking.TrackingReader
 ) -> None:
     ended = tracking.StateChanged(state=RunState.ERROR, time=1.0)
     write(database, trial, None, saved("a"), report(1, "x", loss=1.0), ended)
@@ -212,7 +212,12 @@ def test_a_tool_without_a_run_can_write_what_is_no_state(
     ],
 )
 def test_damage_that_would_change_the_history_is_noticed(
-    statement: str, said: str, ledger: tracking.Ledger, trial: int, database: pathlib.Path, records: tracking.Records
+    statement: str,
+    said: str,
+    ledger: tracking.ExperimentStore,
+    trial: int,
+    database: pathlib.Path,
+    records: tracking.TrackingReader,
 ) -> None:
     write(database, trial, 1, report(1, loss=1.0))
     begin_runs(ledger, [trial], run_id=2, step=0)
@@ -231,7 +236,10 @@ runs_of_a_trial = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6)), min_
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(course=runs_of_a_trial)
 def test_runs_that_were_cut_short_leave_the_history_of_one_that_was_not(
-    course: list[tuple[int, int]], ledger: tracking.Ledger, database: pathlib.Path, records: tracking.Records
+    course: list[tuple[int, int]],
+    ledger: tracking.ExperimentStore,
+    database: pathlib.Path,
+    records: tracking.TrackingReader,
 ) -> None:
     """Each run goes on from a step that was reached before, for so many steps; the last one to the end."""
     (id,) = add_trials(ledger, run=False)
@@ -249,7 +257,9 @@ def test_runs_that_were_cut_short_leave_the_history_of_one_that_was_not(
     assert found == sorted(found), "what stands of an earlier run comes before what stands of a later one"
 
 
-def test_a_trial_can_be_described_before_its_first_run(ledger: tracking.Ledger, records: tracking.Records) -> None:
+def test_a_trial_can_be_described_before_its_first_run(
+    ledger: tracking.ExperimentStore, records: tracking.TrackingReader
+) -> None:
     (id,) = add_trials(ledger, run=False)
     found = records.trial(id)
     assert (found.pid, found.host, found.process, found.is_lost) == (None, None, None, False)

@@ -146,7 +146,7 @@ def test_writing_to_a_damaged_file_hides_no_damage(
     for content in flipped(whole, FLIPS // 2, seed=4 + quarter):
         put(database, content)
         try:
-            with tracking.Recorder.attach(database, 1, 1) as recorder:
+            with tracking.TrialWriter.attach(database, 1, 1) as recorder:
                 recorder.write([added, tracking.StatusChanged(status="added")])
             expected = [*truth["metrics 1"], added]
         except TrackingException:
@@ -164,7 +164,7 @@ def test_writing_to_a_damaged_file_hides_no_damage(
 def log(database: pathlib.Path) -> bytes:
     """A log of a few transactions, the last of which is a report; the file holds what came before."""
     base = into_one_file(database)
-    recorder = tracking.Recorder.attach(database, 1, 1)
+    recorder = tracking.TrialWriter.attach(database, 1, 1)
     for step in range(100, 106):
         metrics = {"loss": float(step)}
         recorder.write([tracking.MetricReport(group="training", steps_completed=step, metrics=metrics, time=1.0)])
@@ -176,7 +176,7 @@ def log(database: pathlib.Path) -> bytes:
 
 def steps(database: pathlib.Path) -> list[int] | None:
     try:
-        return [one.steps_completed for one in tracking.Records(database).metrics(1, "training")]
+        return [one.steps_completed for one in tracking.TrackingReader(database).metrics(1, "training")]
     except TrackingException:
         return None
 
@@ -213,7 +213,7 @@ def test_broken_log_is_said_with_the_way_on(database: pathlib.Path, log: bytes) 
     put(database, database.read_bytes(), bytes(broken))
     said = r"tracking\.db-wal'.*6 transactions.*sqlite3.*wal_checkpoint"
     with pytest.raises(TrackingException, match=said) as caught:
-        tracking.Recorder.attach(database, 1, 1)
+        tracking.TrialWriter.attach(database, 1, 1)
     (statement,) = re.findall(r"'(PRAGMA [^']+)'", str(caught.value))
     with closing(sqlite3.connect(database)) as connection:
         connection.execute(statement)
@@ -221,13 +221,13 @@ def test_broken_log_is_said_with_the_way_on(database: pathlib.Path, log: bytes) 
 
 
 def test_what_an_older_use_of_the_log_left_is_no_damage(database: pathlib.Path, log: bytes) -> None:
-    with tracking.Recorder.attach(database, 1, 1) as recorder:
+    with tracking.TrialWriter.attach(database, 1, 1) as recorder:
         for step in range(100, 106):
             recorder.write([tracking.ProgressChanged(progress=step / 1000)])
         with closing(sqlite3.connect(database)) as connection:
             connection.execute("PRAGMA wal_checkpoint(RESTART)")
         recorder.write([tracking.ProgressChanged(progress=0.5)])  # over the first frames of six transactions
-        assert tracking.Records(database).trial(1).progress == 0.5
+        assert tracking.TrackingReader(database).trial(1).progress == 0.5
 
 
 # What is said
@@ -249,14 +249,14 @@ def test_damage_is_named_with_what_to_do(database: pathlib.Path, statement: str,
         connection.execute(statement)
     said = rf"tracking\.db' is damaged: .*({finding}).*restore a copy.*move it away.*\.recover.*checkpoints are not"
     with pytest.raises(TrackingException, match=said):
-        tracking.Records(database).trial(1)
+        tracking.TrackingReader(database).trial(1)
 
 
 def test_a_lost_trial_is_missed_by_those_that_continue_it(database: pathlib.Path) -> None:
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("UPDATE trials SET id = 0 WHERE id = 1")
     with pytest.raises(TrackingException, match="the trial of row 1 of table 'checkpoints' is gone"):
-        tracking.Records(database).history(2)
+        tracking.TrackingReader(database).history(2)
 
 
 def test_damage_to_one_trial_leaves_the_others_readable(database: pathlib.Path, truth: dict[str, Any]) -> None:
@@ -271,7 +271,7 @@ def test_damaged_database_can_be_accepted_as_it_is(database: pathlib.Path, truth
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("DELETE FROM metrics WHERE id = 7")
         connection.execute("UPDATE schema_version SET version = 1")
-    assert len(tracking.Records(database).metrics(1)) == len(truth["metrics 1"]) - 1
-    with tracking.Recorder.attach(database, 1, 1) as recorder:
+    assert len(tracking.TrackingReader(database).metrics(1)) == len(truth["metrics 1"]) - 1
+    with tracking.TrialWriter.attach(database, 1, 1) as recorder:
         recorder.write([tracking.ProgressChanged(progress=1.0)])
-    assert tracking.Records(database).trial(1).progress == 1.0
+    assert tracking.TrackingReader(database).trial(1).progress == 1.0

@@ -28,7 +28,7 @@ def report(step: int, **metrics: Any) -> tracking.MetricReport:
 
 
 @pytest.fixture
-def long_reader(database: pathlib.Path, recorder: tracking.Recorder) -> Iterator[sqlite3.Connection]:
+def long_reader(database: pathlib.Path, recorder: tracking.TrialWriter) -> Iterator[sqlite3.Connection]:
     """Holds a transaction from before anything was reported until it is committed."""
     with closing(sqlite3.connect(database, isolation_level=None)) as connection:
         connection.execute("BEGIN")
@@ -38,7 +38,7 @@ def long_reader(database: pathlib.Path, recorder: tracking.Recorder) -> Iterator
 
 def write_for_long(database: pathlib.Path, run: tracking.RunDescription, barrier: Any, is_shared: bool) -> None:
     barrier.wait(120)
-    opened = tracking.Recorder.attach(database, 1, 1) if is_shared else tracking.Recorder.start(database, run)
+    opened = tracking.TrialWriter.attach(database, 1, 1) if is_shared else tracking.TrialWriter.start(database, run)
     with opened as recorder:
         for step in range(WRITES):
             recorder.write(
@@ -56,7 +56,7 @@ def test_eight_writers_never_wait_in_vain_for_each_other_a_reader_or_the_clearin
     database: pathlib.Path,
     describe_run: Callable[..., Any],
     long_reader: sqlite3.Connection,
-    records: tracking.Records,
+    records: tracking.TrackingReader,
 ) -> None:
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(WRITERS)
@@ -80,7 +80,7 @@ def test_eight_writers_never_wait_in_vain_for_each_other_a_reader_or_the_clearin
 
 
 def test_waiting_for_others_takes_no_random_numbers_from_training(
-    database: pathlib.Path, recorder: tracking.Recorder, records: tracking.Records
+    database: pathlib.Path, recorder: tracking.TrialWriter, records: tracking.TrackingReader
 ) -> None:
     with closing(sqlite3.connect(database, isolation_level=None, check_same_thread=False)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -95,9 +95,9 @@ def test_waiting_for_others_takes_no_random_numbers_from_training(
 
 def test_log_that_grew_while_somebody_read_shrinks_afterwards(
     database: pathlib.Path,
-    recorder: tracking.Recorder,
+    recorder: tracking.TrialWriter,
     long_reader: sqlite3.Connection,
-    records: tracking.Records,
+    records: tracking.TrackingReader,
 ) -> None:
     log = pathlib.Path(f"{database}-wal")
     step = 0
@@ -113,7 +113,7 @@ def test_log_that_grew_while_somebody_read_shrinks_afterwards(
 
 
 def test_log_is_gone_after_the_last_writer(
-    database: pathlib.Path, recorder: tracking.Recorder, records: tracking.Records
+    database: pathlib.Path, recorder: tracking.TrialWriter, records: tracking.TrackingReader
 ) -> None:
     recorder.write([report(1, loss=1.0)])
     recorder.close()
@@ -122,11 +122,11 @@ def test_log_is_gone_after_the_last_writer(
 
 
 def test_second_run_of_a_process_does_not_take_the_locks_of_the_first(
-    database: pathlib.Path, recorder: tracking.Recorder, describe_run: Callable[..., Any]
+    database: pathlib.Path, recorder: tracking.TrialWriter, describe_run: Callable[..., Any]
 ) -> None:
     recorder.write([report(1, loss=1.0)])
-    with tracking.Recorder.start(database, describe_run()):
-        tracking.Records(database).experiments()
+    with tracking.TrialWriter.start(database, describe_run()):
+        tracking.TrackingReader(database).experiments()
     # Whoever closes a database that nobody else has locked removes its log, under those who write to it.
     program = f"import sqlite3; c = sqlite3.connect({str(database)!r}); c.execute('SELECT * FROM trials'); c.close()"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -14,7 +14,7 @@ import pytest
 from driving import add_trials, begin_runs, event, report, saved
 
 from determined import errors, tracking
-from determined.tracking import Desired, RunState, Turn
+from determined.tracking import Changeset, Desired, RunState
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +24,12 @@ def url() -> Iterator[str]:
 
 
 def test_a_local_run_is_recorded(url: str, describe_run: Callable[..., Any]) -> None:
-    with tracking.Recorder.start(url, describe_run(config={"searcher": {"metric": "loss"}})) as recorder:
+    with tracking.TrialWriter.start(url, describe_run(config={"searcher": {"metric": "loss"}})) as recorder:
         recorder.write([report(1, loss=1.5), report(1, "training", loss=2.5), saved("local"), saved("gone")])
         recorder.write([tracking.CheckpointDeleted(uuid="gone"), tracking.ProgressChanged(progress=0.5)])
         recorder.write([tracking.StateChanged(state=RunState.COMPLETED, time=9.0)])
         assert recorder.best_validation("loss", smaller_is_better=True) == 1.5
-    records = tracking.Records(url)
+    records = tracking.TrackingReader(url)
     experiment = records.experiment(recorder.experiment_id)
     assert (experiment.state, experiment.progress, experiment.checkpoint_count) == (RunState.COMPLETED, 0.5, 1)
     assert len(records.metrics(recorder.trial_id)) == 2
@@ -44,49 +44,52 @@ def test_an_experiment_is_driven(url: str) -> None:
         assert slots.take(id, first, 2, 2) == [0, 1]
         assert slots.take(id, second, 1, 2) is None
         for trial in (first, second):
-            with tracking.Recorder.attach(url, id, trial, 1) as recorder:
+            with tracking.TrialWriter.attach(url, id, trial, 1) as recorder:
                 recorder.write([report(step, loss=step / trial) for step in (1, 2)])
         begin_runs(ledger, [second], run_id=2, step=1)
         snapshot = tracking.Snapshot(number=2, state={"a": [1]})
-        ledger.commit(Turn(events=[event(1), event(2)], snapshot=snapshot))
-        ledger.ask(desired=Desired.PAUSED, wishes={first: tracking.Wish.STOP})
+        ledger.commit(Changeset(events=[event(1), event(2)], snapshot=snapshot))
+        ledger.ask(desired=Desired.PAUSED, wishes={first: tracking.TrialRequest.STOP})
         assert ledger.changed()
         assert [(one.id, one.trial_id) for one in ledger.validations(1)] == [(2, first), (3, second), (4, second)]
         assert (ledger.events(), ledger.snapshot()) == ([event(1), event(2)], snapshot)
-        assert (ledger.control().desired, ledger.control().wishes) == (Desired.PAUSED, {first: tracking.Wish.STOP})
+        assert (ledger.control().desired, ledger.control().wishes) == (
+            Desired.PAUSED,
+            {first: tracking.TrialRequest.STOP},
+        )
         best = ledger.best()
         assert best is not None
         assert best.trial_id == second
         assert [one.run_id for one in ledger.trials()] == [1, 2]
         assert id in {demand.experiment_id for demand in slots.demands()}
         with pytest.raises(errors.TrackingException, match=r"events \[2\].*do not follow"):
-            ledger.commit(Turn(events=[event(2)]))
+            ledger.commit(Changeset(events=[event(2)]))
         slots.release(first)
         ledger.release()
     tracking.Catalog(url).delete_experiment(id)
     with pytest.raises(errors.TrackingException, match=f"no experiment {id}"):
-        tracking.Ledger.open(url, id)
+        tracking.ExperimentStore.open(url, id)
 
 
 def test_models_are_registered(url: str, describe_run: Callable[..., Any]) -> None:
     registry = tracking.Registry(url)
-    with tracking.Recorder.start(url, describe_run()) as recorder:
+    with tracking.TrialWriter.start(url, describe_run()) as recorder:
         recorder.write([saved("registered")])
     registry.create_model("digits", labels=["a"], metadata={"b": 1})
     registry.register_version("digits", "registered", comment="good")
     assert [(one.number, one.checkpoint) for one in registry.versions("digits")] == [(1, "registered")]
-    assert tracking.Records(url).registered_checkpoints() == {"registered"}
+    assert tracking.TrackingReader(url).registered_checkpoints() == {"registered"}
     registry.delete_model("digits")
     assert registry.models() == []
 
 
 def test_of_many_who_claim_at_once_one_gets_the_experiment(url: str) -> None:
-    with tracking.Ledger.create(url, driving.describe()) as made:
+    with tracking.ExperimentStore.create(url, driving.describe()) as made:
         id = made.experiment_id
     processes = [tracking.RunProcess(pid=number, started=1.0, host="elsewhere") for number in range(1, 7)]
 
     def claim(process: tracking.RunProcess) -> str:
-        with tracking.Ledger.open(url, id) as ledger:
+        with tracking.ExperimentStore.open(url, id) as ledger:
             try:
                 ledger.claim(process)
             except errors.TrackingException as error:
@@ -117,7 +120,7 @@ def test_a_new_database_is_set_up_once_though_several_begin_with_it_at_once(url:
 
         with concurrent.futures.ThreadPoolExecutor(count) as threads:
             assert all(threads.map(open_new, range(count)))
-        assert tracking.Records(new).experiments() == []
+        assert tracking.TrackingReader(new).experiments() == []
     engine.dispose()
 
 
@@ -140,7 +143,7 @@ def test_a_runner_sees_every_validation_while_trials_write_at_once(url: str) -> 
         start = threading.Barrier(count)
 
         def train(trial_id: int) -> None:
-            with tracking.Recorder.attach(url, ledger.experiment_id, trial_id, 1) as recorder:
+            with tracking.TrialWriter.attach(url, ledger.experiment_id, trial_id, 1) as recorder:
                 start.wait(60)
                 for step in range(writes):
                     messages = [report(step, group, loss=1.0) for group in ("training", "validation")]
@@ -161,7 +164,7 @@ def test_a_lost_row_is_noticed(url: str) -> None:
     import sqlalchemy as sa
 
     with driving.claimed(url) as ledger:
-        ledger.commit(Turn(events=[event(1), event(2)]))
+        ledger.commit(Changeset(events=[event(1), event(2)]))
         engine = sa.create_engine(url)
         with engine.begin() as connection:
             statement = sa.text("DELETE FROM events WHERE experiment_id = :id AND number = 2")
@@ -174,4 +177,4 @@ def test_a_lost_row_is_noticed(url: str) -> None:
 def test_a_server_that_is_not_there_is_named(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("psycopg", reason="psycopg is not installed (pip install 'resolute[postgres]')")
     with pytest.raises(errors.TrackingException, match="cannot be used"):
-        tracking.Ledger.open(f"postgresql+psycopg://tests@/postgres?host={tmp_path}", 1)
+        tracking.ExperimentStore.open(f"postgresql+psycopg://tests@/postgres?host={tmp_path}", 1)

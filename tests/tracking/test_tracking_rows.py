@@ -52,7 +52,7 @@ def unsealed(sealed: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> 
     shutil.copy(sealed, database)
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("UPDATE schema_version SET version = 1")
-    tracking.Records(database).experiments()
+    tracking.TrackingReader(database).experiments()
     damaging.into_one_file(database)
     return database
 
@@ -127,7 +127,7 @@ def test_value_that_nothing_guards_raises_nothing_but_the_own_exception(
     change(database, *data.draw(st.sampled_from(columns)), value)
     damaging.read_all(database)
     try:
-        with tracking.Recorder.attach(database, 1, 1) as recorder:
+        with tracking.TrialWriter.attach(database, 1, 1) as recorder:
             recorder.best_validation("val_loss", smaller_is_better=True)
             recorder.write([tracking.ProgressChanged(progress=0.5), tracking.CheckpointDeleted(uuid="0-aaaa")])
     except TrackingException:
@@ -156,7 +156,7 @@ def test_value_that_makes_no_sense_is_named(
     shutil.copy(unsealed, database)
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute(f'UPDATE {table} SET "{column}" = ? WHERE id = 1', (value,))
-    records = tracking.Records(database)
+    records = tracking.TrackingReader(database)
     with pytest.raises(TrackingException, match=said):
         records.checkpoints() if table == "checkpoints" else records.trial(1) and records.experiment(1)
 
@@ -177,7 +177,7 @@ HOSTILE = ["<script>alert(1)</script>", "'; DROP TABLE metrics; --", "[red]x", "
 @example(metrics=dict.fromkeys(HOSTILE, 1.0))
 @example(metrics={"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf"), "none": None, "huge": 10**2000})
 def test_metrics_of_any_name_and_value_are_stored_faithfully(
-    metrics: dict[str, Any], recorder: tracking.Recorder, records: tracking.Records
+    metrics: dict[str, Any], recorder: tracking.TrialWriter, records: tracking.TrackingReader
 ) -> None:
     group = f"group {next(numbers)}"
     recorder.write([tracking.MetricReport(group=group, steps_completed=1, metrics=metrics, time=0.0)])
@@ -195,9 +195,11 @@ def joined(value: Any) -> Any:
 def test_experiments_and_hyperparameters_of_any_name_are_stored(
     name: str, database: pathlib.Path, describe_run: Any
 ) -> None:
-    with tracking.Recorder.start(database, describe_run(name=name, hparams={name: name}, config={name: 1})) as recorder:
+    with tracking.TrialWriter.start(
+        database, describe_run(name=name, hparams={name: name}, config={name: 1})
+    ) as recorder:
         recorder.write([tracking.MetricReport(group=name, steps_completed=1, metrics={"a": 1}, time=0.0)])
-    records = tracking.Records(database)
+    records = tracking.TrackingReader(database)
     assert records.trial(1).hparams == {name: name}
     assert records.experiment(1).config == {name: 1}
     escaped = name.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
@@ -206,7 +208,7 @@ def test_experiments_and_hyperparameters_of_any_name_are_stored(
 
 
 def test_groups_with_names_that_differ_only_far_out_stay_apart(
-    recorder: tracking.Recorder, records: tracking.Records
+    recorder: tracking.TrialWriter, records: tracking.TrackingReader
 ) -> None:
     groups = ["x" * 10**6 + "a", "x" * 10**6 + "b"]
     for group in groups:

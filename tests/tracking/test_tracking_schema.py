@@ -28,7 +28,7 @@ def _fail(connection: sa.Connection) -> None:
 
 
 @pytest.fixture
-def engine(recorder: tracking.Recorder, database: pathlib.Path) -> Iterator[sa.Engine]:
+def engine(recorder: tracking.TrialWriter, database: pathlib.Path) -> Iterator[sa.Engine]:
     engine = _database.writing_engine(_database.location(database))
     yield engine
     engine.dispose()
@@ -45,7 +45,7 @@ def _columns(database: pathlib.Path) -> set[str]:
         return {row[1] for row in connection.execute("PRAGMA table_info(experiments)")}
 
 
-def test_a_new_database_has_the_newest_version(recorder: tracking.Recorder, database: pathlib.Path) -> None:
+def test_a_new_database_has_the_newest_version(recorder: tracking.TrialWriter, database: pathlib.Path) -> None:
     assert _version(database) == len(_migrations.MIGRATIONS)
 
 
@@ -72,7 +72,7 @@ def test_a_migration_runs_once_when_several_start_at_once(engine: sa.Engine, dat
 
 
 @pytest.fixture
-def newer(recorder: tracking.Recorder, database: pathlib.Path) -> pathlib.Path:
+def newer(recorder: tracking.TrialWriter, database: pathlib.Path) -> pathlib.Path:
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("UPDATE schema_version SET version = 99")
     return database
@@ -80,12 +80,12 @@ def newer(recorder: tracking.Recorder, database: pathlib.Path) -> pathlib.Path:
 
 def test_writing_to_a_newer_database_is_refused(newer: pathlib.Path, describe_run: Callable[..., Any]) -> None:
     with pytest.raises(errors.SchemaVersionException, match=r"tracking\.db.*99.*up to 5.*upgrade.*DET_HOME"):
-        tracking.Recorder.start(newer, describe_run())
+        tracking.TrialWriter.start(newer, describe_run())
 
 
 def test_reading_a_newer_database_is_refused(newer: pathlib.Path) -> None:
     with pytest.raises(errors.SchemaVersionException, match=r"tracking\.db.*99"):
-        tracking.Records(newer).experiments()
+        tracking.TrackingReader(newer).experiments()
 
 
 def test_a_database_of_another_program_is_left_alone(tmp_path: pathlib.Path, describe_run: Callable[..., Any]) -> None:
@@ -93,7 +93,7 @@ def test_a_database_of_another_program_is_left_alone(tmp_path: pathlib.Path, des
     with closing(sqlite3.connect(foreign)) as connection:
         connection.execute("CREATE TABLE recipes (id INTEGER)")
     with pytest.raises(errors.TrackingException, match=r"another program.*recipes"):
-        tracking.Recorder.start(foreign, describe_run())
+        tracking.TrialWriter.start(foreign, describe_run())
     with closing(sqlite3.connect(foreign)) as connection:
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("recipes",)]
 
@@ -112,7 +112,7 @@ def old(database: pathlib.Path) -> pathlib.Path:
 
 def test_a_database_of_version_1_is_read_as_it_is(old: pathlib.Path) -> None:
     assert _version(old) == 1
-    records = tracking.Records(old)
+    records = tracking.TrackingReader(old)
     assert [(one.id, one.name, one.checkpoint_count) for one in records.experiments()] == [
         (2, "digits", 1),
         (1, "digits", 1),
@@ -133,7 +133,7 @@ def test_a_database_of_version_1_is_read_as_it_is(old: pathlib.Path) -> None:
 
 
 def test_a_run_of_version_1_goes_on_being_recorded(old: pathlib.Path) -> None:
-    with tracking.Recorder.attach(old, 2, 2) as recorder:
+    with tracking.TrialWriter.attach(old, 2, 2) as recorder:
         recorder.write(
             [
                 tracking.MetricReport(group="training", steps_completed=4, metrics={"loss": 0.125}, time=1.0),
@@ -141,28 +141,28 @@ def test_a_run_of_version_1_goes_on_being_recorded(old: pathlib.Path) -> None:
                 tracking.StateChanged(state=tracking.RunState.COMPLETED, time=2.0),
             ]
         )
-    records = tracking.Records(old)
+    records = tracking.TrackingReader(old)
     assert [one.metrics["loss"] for one in records.metrics(2)] == [0.25, 0.125]
     assert records.trial(2).state is tracking.RunState.COMPLETED
     assert records.experiment(2).checkpoint_count == 0
 
 
 def test_new_rows_beside_those_of_version_1_are_checked(old: pathlib.Path) -> None:
-    with tracking.Recorder.attach(old, 2, 2) as recorder:
+    with tracking.TrialWriter.attach(old, 2, 2) as recorder:
         recorder.write([tracking.MetricReport(group="training", steps_completed=4, metrics={"a": 1}, time=1.0)])
     with closing(sqlite3.connect(old)) as connection, connection:
         connection.execute("UPDATE metrics SET checksum = NULL")
     with pytest.raises(errors.TrackingException, match="row 5 of table 'metrics' has None as 'checksum'"):
-        tracking.Records(old).metrics(2)
-    assert len(tracking.Records(old).metrics(1)) == 3
+        tracking.TrackingReader(old).metrics(2)
+    assert len(tracking.TrackingReader(old).metrics(1)) == 3
 
 
 def test_lost_rows_of_version_1_are_noticed(old: pathlib.Path) -> None:
-    tracking.Records(old).experiments()
+    tracking.TrackingReader(old).experiments()
     with closing(sqlite3.connect(old)) as connection, connection:
         connection.execute("DELETE FROM metrics WHERE id = 2")
     with pytest.raises(errors.TrackingException, match="1 metrics of 1, group 'training', where 2 were stored"):
-        tracking.Records(old).metrics(1)
+        tracking.TrackingReader(old).metrics(1)
 
 
 # A database of version 2, made by the program of that time
@@ -180,7 +180,7 @@ def sealed(database: pathlib.Path) -> pathlib.Path:
 
 def test_a_database_of_version_2_is_read_as_it_is(sealed: pathlib.Path) -> None:
     assert _version(sealed) == 2
-    records = tracking.Records(sealed)
+    records = tracking.TrackingReader(sealed)
     assert [(one.id, one.name, one.checkpoint_count) for one in records.experiments()] == [
         (2, "digits", 1),
         (1, "digits", 1),
@@ -216,7 +216,7 @@ def test_rows_of_version_2_keep_their_checksums(sealed: pathlib.Path) -> None:
             return [row for table in tables for row in connection.execute(f"SELECT id, checksum FROM {table}")]
 
     before = checksums()
-    tracking.Records(sealed).experiments()
+    tracking.TrackingReader(sealed).experiments()
     assert checksums() == before
     assert None not in {checksum for _, checksum in before}
 
@@ -234,10 +234,10 @@ def test_rows_of_version_2_keep_their_checksums(sealed: pathlib.Path) -> None:
 def test_damage_to_what_version_2_wrote_is_noticed_after_the_migration(
     statement: str, said: str, sealed: pathlib.Path
 ) -> None:
-    tracking.Records(sealed).experiments()
+    tracking.TrackingReader(sealed).experiments()
     with closing(sqlite3.connect(sealed)) as connection, connection:
         connection.execute(statement)
-    records = tracking.Records(sealed)
+    records = tracking.TrackingReader(sealed)
     with pytest.raises(errors.TrackingException, match=said):
         records.experiment(1), records.trial(1), records.metrics(1)
 
@@ -246,8 +246,8 @@ def test_damage_from_before_the_migration_is_noticed_after_it(sealed: pathlib.Pa
     with closing(sqlite3.connect(sealed)) as connection, connection:
         connection.execute("UPDATE metrics SET time = 1.0 WHERE id = 2")
     with pytest.raises(errors.TrackingException, match=r"row 2 of table 'metrics'.*checksum"):
-        tracking.Records(sealed).metrics(1)
-    assert len(tracking.Records(sealed).metrics(2)) == 1
+        tracking.TrackingReader(sealed).metrics(1)
+    assert len(tracking.TrackingReader(sealed).metrics(2)) == 1
 
 
 # A database of version 3, made by the program of that time
@@ -258,7 +258,7 @@ VERSION_3 = VERSION_1.parents[1] / "tracking-version-3" / "tracking.db"
 def test_processes_of_version_3_are_known_by_their_host_and_start(database: pathlib.Path) -> None:
     database.parent.mkdir()
     shutil.copy(VERSION_3, database)
-    records = tracking.Records(database)
+    records = tracking.TrackingReader(database)
     process = tracking.RunProcess(pid=4242, started=1000.0, host="elsewhere")
     assert records.experiment(3).runner == records.trial(3).process == process
     assert not process.is_here
@@ -272,7 +272,7 @@ def test_an_older_database_takes_everything_new(
 ) -> None:
     database.parent.mkdir()
     shutil.copy(kept, database)
-    with tracking.Recorder.attach(database, 2, 2) as recorder:
+    with tracking.TrialWriter.attach(database, 2, 2) as recorder:
         recorder.write(
             [
                 tracking.MetricReport(group="training", steps_completed=4, metrics={"loss": 0.125}, time=1.0),
@@ -281,15 +281,15 @@ def test_an_older_database_takes_everything_new(
         )
     with driving.claimed(database) as ledger:
         (id,) = driving.add_trials(ledger)
-        with tracking.Recorder.attach(database, 3, id, 1) as recorder:
+        with tracking.TrialWriter.attach(database, 3, id, 1) as recorder:
             recorder.write([driving.report(1, loss=0.5)])
-        ledger.commit(tracking.Turn(events=[driving.event(1)]))
+        ledger.commit(tracking.Changeset(events=[driving.event(1)]))
         assert (id, len(ledger.validations()), len(ledger.events())) == (3, 1, 1)
     tracking.Catalog(database).change_experiment(2, labels=["kept"], archived=True)
     registry = tracking.Registry(database)
     registry.create_model("digits")
     registry.register_version("digits", "cccc-3")
-    records = tracking.Records(database)
+    records = tracking.TrackingReader(database)
     assert [one.labels for one in records.experiments(include_archived=True)] == [(), ("kept",), ()]
     assert [one.metrics["loss"] for one in records.metrics(2)] == [0.25, 0.125]
     assert records.registered_checkpoints() == {"cccc-3"}
@@ -329,7 +329,7 @@ def test_a_new_database_has_the_shape_of_a_migrated_one(
     kept: pathlib.Path, engine: sa.Engine, tmp_path: pathlib.Path
 ) -> None:
     shutil.copy(kept, tmp_path / "old.db")
-    tracking.Records(tmp_path / "old.db").experiments()
+    tracking.TrackingReader(tmp_path / "old.db").experiments()
     migrated = _database.writing_engine(_database.location(tmp_path / "old.db"))
     try:
         with engine.begin() as one, migrated.begin() as other:

@@ -46,7 +46,7 @@ def open_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 @pytest.fixture
 def unchanged(site: Site) -> Iterator[None]:
     """Fail a test after which the record is another one."""
-    records = tracking.Records(site.home.database)
+    records = tracking.TrackingReader(site.home.database)
     before = records.experiment(1), records.trial(1)
     yield
     assert (records.experiment(1), records.trial(1)) == before
@@ -149,7 +149,7 @@ def test_buttons_offer_what_can_be_done(site: Site) -> None:
         return re.findall(rf'data-post="/experiments/{id}/([a-z]+)"', site.ask(f"/experiments/{id}").text)
 
     assert offered() == ["activate", "cancel", "kill"]  # nobody drives it
-    with tracking.Ledger.open(site.home.database, id) as ledger:
+    with tracking.ExperimentStore.open(site.home.database, id) as ledger:
         ledger.claim()
         assert offered() == ["pause", "cancel", "kill"]
         ledger.ask(desired=tracking.Desired.PAUSED)
@@ -161,15 +161,15 @@ def test_buttons_offer_what_can_be_done(site: Site) -> None:
 
 def test_pause_button_pauses(site: Site) -> None:
     id = site.add_experiment("to pause")
-    assert tracking.Records(site.home.database).experiment(id).state is tracking.RunState.ACTIVE
+    assert tracking.TrackingReader(site.home.database).experiment(id).state is tracking.RunState.ACTIVE
     assert site.post(f"/experiments/{id}/pause").status == 200
-    assert tracking.Records(site.home.database).experiment(id).state is tracking.RunState.PAUSED
+    assert tracking.TrackingReader(site.home.database).experiment(id).state is tracking.RunState.PAUSED
 
 
 def test_kill_button_of_a_trial_asks_for_its_end(site: Site) -> None:
     trial = site.trials(site.add_experiment("to kill"))[0]
     assert site.post(f"/trials/{trial}/kill").status == 200
-    assert tracking.Records(site.home.database).trial(trial).wish is tracking.Wish.KILL
+    assert tracking.TrackingReader(site.home.database).trial(trial).wish is tracking.TrialRequest.KILL
 
 
 def test_impossible_wish_is_explained(site: Site) -> None:

@@ -114,7 +114,7 @@ def test_busy_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_marker_differs_after_any_write(site: Site) -> None:
     id = site.add_experiment()
-    records = tracking.Records(site.home.database)
+    records = tracking.TrackingReader(site.home.database)
     before = records.marker()
     assert records.marker() == before
     site.report(id, site.trials(id)[0], (9, 1.0))

@@ -108,7 +108,7 @@ def test_scores_over_numbers(site: Site) -> None:
 def test_only_trial_shows_all_its_curves(site: Site) -> None:
     id = site.add_experiment(trials=1)
     (trial,) = site.trials(id)
-    with tracking.Recorder.attach(site.home.database, id, trial, 1) as recorder:
+    with tracking.TrialWriter.attach(site.home.database, id, trial, 1) as recorder:
         recorder.write(
             [tracking.MetricReport(group="training", steps_completed=1, metrics={"accuracy": 1.0}, time=1.0)]
         )
@@ -155,7 +155,7 @@ def test_names_are_text_and_nothing_else(site: Site) -> None:
     name = "<script>alert(1)</script> {{ 7 * 7 }} ' \" & \x00\x1b \u202e"
     id = site.add_experiment(name)
     trial = site.trials(id)[0]
-    with tracking.Recorder.attach(site.home.database, id, trial, 1) as recorder:
+    with tracking.TrialWriter.attach(site.home.database, id, trial, 1) as recorder:
         report = tracking.MetricReport(
             group="<i>", steps_completed=9, metrics={"<img src=x>": 1.0, "loss": 9.0}, time=1.0
         )
@@ -236,7 +236,7 @@ def test_run_of_a_script_is_shown(site: Site) -> None:
         name="a script", config=None, hparams={}, seed=1, entrypoint="train.py", torch_version=None,
         resolute_version="1", git_commit=None, pid=1, process_started=1.0, host="elsewhere",
     )  # fmt: skip
-    with tracking.Recorder.start(site.home.database, run) as recorder:
+    with tracking.TrialWriter.start(site.home.database, run) as recorder:
         recorder.write([tracking.MetricReport(group="training", steps_completed=1, metrics={"loss": 2.0}, time=1.0)])
         id, trial = recorder.experiment_id, recorder.trial_id
     assert "A script writes to its own terminal" in site.ask(f"/trials/{trial}").text

@@ -43,7 +43,9 @@ def add(
         app.command(short, epilog=f"Example: {example}", hidden=True)(function)
 
 
-def _quietly(found: Callable[[tracking.Records], Iterator[tuple[str, str]]]) -> Callable[[str], list[tuple[str, str]]]:
+def _quietly(
+    found: Callable[[tracking.TrackingReader], Iterator[tuple[str, str]]],
+) -> Callable[[str], list[tuple[str, str]]]:
     """Return a completion; a database that cannot be read completes nothing."""
 
     def complete(incomplete: str) -> list[tuple[str, str]]:
@@ -55,24 +57,24 @@ def _quietly(found: Callable[[tracking.Records], Iterator[tuple[str, str]]]) -> 
     return complete
 
 
-def _experiment_ids(records: tracking.Records) -> Iterator[tuple[str, str]]:
+def _experiment_ids(records: tracking.TrackingReader) -> Iterator[tuple[str, str]]:
     for record in records.experiments():
         yield str(record.id), f"{record.name}, {record.state.value}"
 
 
-def _trial_ids(records: tracking.Records) -> Iterator[tuple[str, str]]:
+def _trial_ids(records: tracking.TrackingReader) -> Iterator[tuple[str, str]]:
     for experiment in records.experiments(limit=_RECENT):
         for trial in records.trials(experiment.id):
             yield str(trial.id), f"experiment {experiment.id}, {trial.state.value}"
 
 
-def _checkpoint_ids(records: tracking.Records) -> Iterator[tuple[str, str]]:
+def _checkpoint_ids(records: tracking.TrackingReader) -> Iterator[tuple[str, str]]:
     for record in records.checkpoints():
         if record.state is tracking.CheckpointState.COMPLETED:
             yield record.uuid, f"trial {record.trial_id}, step {record.steps_completed}"
 
 
-def _model_names(records: tracking.Records) -> Iterator[tuple[str, str]]:
+def _model_names(records: tracking.TrackingReader) -> Iterator[tuple[str, str]]:
     for model in tracking.Registry().models():
         yield model.name, f"{model.version_count} versions"
 

@@ -130,8 +130,8 @@ def say_left_out(names: Sequence[str]) -> None:
         typer.echo(f"Left out for want of room: {plain(', '.join(names), 1000)}", err=True)
 
 
-def open_records() -> tracking.Records:
+def open_records() -> tracking.TrackingReader:
     """Return the records in the home folder."""
     from determined import _home
 
-    return tracking.Records(_home.home().database)
+    return tracking.TrackingReader(_home.home().database)

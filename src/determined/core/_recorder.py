@@ -58,7 +58,7 @@ class RunRecorder:
         self._info = info
         self._outbox = outbox
         self._ids = (info.trial.experiment_id, info.trial.trial_id) if info else (UNRECORDED_ID, UNRECORDED_ID)
-        self._writer: tracking.Recorder | None = None
+        self._writer: tracking.TrialWriter | None = None
         self._unwritten: list[tracking.Message] = []
         self._is_on = False  # the database is open, or will be tried again because there was no room for it
         self._has_warned = False
@@ -139,7 +139,7 @@ class RunRecorder:
         self.wait()
         if not self._is_on:
             return []
-        records = tracking.Records(self.database)
+        records = tracking.TrackingReader(self.database)
         if self._info is not None:
             found = records.checkpoints(trial_id=self._info.trial.trial_id)
         else:
@@ -182,13 +182,13 @@ class RunRecorder:
         finally:
             self._opened.set()
 
-    def _open_writer(self) -> tracking.Recorder:
+    def _open_writer(self) -> tracking.TrialWriter:
         commit = self._git_commit  # first: the process must be waited for even if SQLAlchemy cannot be imported
         if self._info is not None:
             trial = self._info.trial
             run_id = trial._trial_run_id or None
-            return tracking.Recorder.attach(self.database, trial.experiment_id, trial.trial_id, run_id)
-        return tracking.Recorder.start(self.database, _describe(self._facts, commit))
+            return tracking.TrialWriter.attach(self.database, trial.experiment_id, trial.trial_id, run_id)
+        return tracking.TrialWriter.start(self.database, _describe(self._facts, commit))
 
     @functools.cached_property
     def _git_commit(self) -> str | None:

@@ -57,7 +57,7 @@ def record_unrecorded(store: storage.FolderStore, database: pathlib.Path) -> lis
 
     A run can die between saving and recording. Skips checkpoints of other databases, and damaged ones with a warning.
     """
-    known = {checkpoint.uuid for checkpoint in tracking.Records(database).checkpoints()}
+    known = {checkpoint.uuid for checkpoint in tracking.TrackingReader(database).checkpoints()}
     found = [_read_unrecorded(store.root / uuid, database) for uuid in store.ids() if uuid not in known]
     recorded = []
     # By step rather than by time within a trial, since clocks jump.
@@ -70,7 +70,9 @@ def record_unrecorded(store: storage.FolderStore, database: pathlib.Path) -> lis
 
 def remove_unlisted(store: storage.FolderStore, database: pathlib.Path) -> list[str]:
     """Remove the folders of checkpoints that are recorded as deleted, and return their ids."""
-    deleted = {one.uuid for one in tracking.Records(database).checkpoints() if one.state is CheckpointState.DELETED}
+    deleted = {
+        one.uuid for one in tracking.TrackingReader(database).checkpoints() if one.state is CheckpointState.DELETED
+    }
     to_delete = [uuid for uuid in store.ids() if uuid in deleted]
     for uuid in to_delete:
         with contextlib.suppress(errors.CheckpointNotFoundException):  # another process was faster
@@ -83,7 +85,7 @@ def mark_missing(store: storage.FolderStore, database: pathlib.Path) -> list[str
 
     Does nothing for an empty store: it may be a disk that is not mounted.
     """
-    recorded = tracking.Records(database).checkpoints()
+    recorded = tracking.TrackingReader(database).checkpoints()
     # Read second, since a checkpoint is recorded after it is in the store.
     present = set(store.ids())
     if not present:
@@ -96,7 +98,7 @@ def mark_missing(store: storage.FolderStore, database: pathlib.Path) -> list[str
 
 
 def expired_checkpoints(
-    records: tracking.Records,
+    records: tracking.TrackingReader,
     stored: Collection[str],
     experiment_id: int,
     keep: storage.Retention,
@@ -164,5 +166,5 @@ def _read_unrecorded(folder: pathlib.Path, database: pathlib.Path) -> tuple[int,
 
 
 def _record(database: pathlib.Path, experiment_id: int, trial_id: int, message: tracking.Message) -> None:
-    with tracking.Recorder.attach(database, experiment_id, trial_id) as recorder:
+    with tracking.TrialWriter.attach(database, experiment_id, trial_id) as recorder:
         recorder.write([message])

@@ -10,7 +10,7 @@ from determined._home import Home
 from determined.experiment._create import check
 from determined.experiment._machine import Machine
 from determined.experiment.config import ExperimentConfig, from_map
-from determined.tracking import KEEP, Keep, Records
+from determined.tracking import KEEP, Keep, TrackingReader
 
 _DETAILS = ("name", "description", "labels", "project", "workspace")
 _WHERE = ("type", "host_path", "storage_path", "container_path")
@@ -26,7 +26,7 @@ class Continuation(NamedTuple):
 
 def continuation(experiment_id: int, overrides: Iterable[str], home: Home, machine: Machine) -> Continuation:
     """Return what overrides change in an experiment; refuse what it cannot go on with."""
-    before = from_map(Records(home.database).experiment(experiment_id).config or {})
+    before = from_map(TrackingReader(home.database).experiment(experiment_id).config or {})
     after = from_map(before.to_dict(), overrides)
     was, will_be = _fixed(before), _fixed(after)
     for key, value in was.items():

@@ -18,7 +18,7 @@ from determined.experiment._machine import Machine, this_machine
 from determined.experiment._results import pinned, source_checkpoint
 from determined.experiment.config import ExperimentConfig
 from determined.experiment.search import Search
-from determined.tracking import Desired, ExperimentDescription, Ledger
+from determined.tracking import Desired, ExperimentDescription, ExperimentStore
 
 logger = logging.getLogger("determined.experiment")
 
@@ -46,7 +46,7 @@ def create(
         code = staging / "code"
         _code.take(pathlib.Path(folder), code, includes)
         put_in_place = functools.partial(_put_in_place, code, place)
-        with Ledger.create(place.database, _described(config, paused), put_in_place) as ledger:
+        with ExperimentStore.create(place.database, _described(config, paused), put_in_place) as ledger:
             return ledger.experiment_id
 
 

@@ -9,7 +9,14 @@ from collections.abc import Iterable, Sequence
 
 from determined import errors, storage
 from determined._home import Home, home
-from determined.tracking import Catalog, CheckpointDeleted, CheckpointRecord, CheckpointState, Recorder, Records
+from determined.tracking import (
+    Catalog,
+    CheckpointDeleted,
+    CheckpointRecord,
+    CheckpointState,
+    TrackingReader,
+    TrialWriter,
+)
 
 
 def delete_checkpoint(uuid: str, at: Home | None = None) -> CheckpointRecord:
@@ -18,7 +25,7 @@ def delete_checkpoint(uuid: str, at: Home | None = None) -> CheckpointRecord:
     `TrackingException` if it is a version of a model, or if trials of an experiment that has not ended begin with it.
     """
     place = at or home()
-    records = Records(place.database)
+    records = TrackingReader(place.database)
     found = records.checkpoint(uuid)
     if found.state is CheckpointState.DELETED:
         raise errors.TrackingException(
@@ -42,7 +49,7 @@ def delete(experiment_id: int, at: Home | None = None, *, force: bool = False) -
     checkpoints is a version of a model, and while trials of another experiment are to begin with one.
     """
     place = at or home()
-    catalog, records = Catalog(place.database), Records(place.database)
+    catalog, records = Catalog(place.database), TrackingReader(place.database)
     catalog.require_deletable(experiment_id, force=force)
     present = [one for one in records.checkpoints(experiment_id) if one.state is CheckpointState.COMPLETED]
     _require_no_source(records, present, f"experiment {experiment_id}", but=experiment_id)
@@ -59,7 +66,7 @@ def remove_checkpoints(checkpoints: Sequence[CheckpointRecord], place: Home) -> 
     if not checkpoints:
         return
     first = checkpoints[0]
-    with Recorder.attach(place.database, first.experiment_id, first.trial_id) as recorder:
+    with TrialWriter.attach(place.database, first.experiment_id, first.trial_id) as recorder:
         recorder.write([CheckpointDeleted(uuid=one.uuid) for one in checkpoints])
     for one in checkpoints:
         folder = pathlib.Path(one.path)
@@ -68,7 +75,7 @@ def remove_checkpoints(checkpoints: Sequence[CheckpointRecord], place: Home) -> 
 
 
 def _require_no_source(
-    records: Records, checkpoints: Iterable[CheckpointRecord], what: str, but: int | None = None
+    records: TrackingReader, checkpoints: Iterable[CheckpointRecord], what: str, but: int | None = None
 ) -> None:
     """Refuse to delete what trials of an experiment that has not ended are to begin with."""
     to_delete = {one.uuid for one in checkpoints}

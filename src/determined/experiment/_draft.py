@@ -8,6 +8,7 @@ from typing import Any
 
 from determined.experiment.search import Create, Event
 from determined.tracking import (
+    Changeset,
     Desired,
     ExperimentChange,
     NewTrial,
@@ -15,11 +16,10 @@ from determined.tracking import (
     SearchEvent,
     Snapshot,
     TrialChange,
-    Turn,
 )
 
 
-class Draft:
+class ChangesetBuilder:
     """A turn in the making: events of the search, new trials, changes."""
 
     def __init__(self, last_event: int, entrypoint: str) -> None:
@@ -74,9 +74,9 @@ class Draft:
         """Whether there is nothing to store."""
         return not (self._events or self.created or self._changes or self._experiment != ExperimentChange())
 
-    def turn(self) -> Turn:
+    def turn(self) -> Changeset:
         """Return what to store."""
-        return Turn(
+        return Changeset(
             events=self._events,
             snapshot=self._snapshot,
             new_trials=[

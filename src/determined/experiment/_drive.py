@@ -25,9 +25,9 @@ from determined.experiment._results import conclude, source_checkpoint
 from determined.experiment._room import when_there_is_room
 from determined.experiment._runner import Runner
 from determined.experiment._runs import Runs
-from determined.experiment._searching import Searching
+from determined.experiment._searching import SearchReplay
 from determined.experiment.executors import Executor, LocalExecutor
-from determined.tracking import Desired, Ledger, Records, RunState, Slots
+from determined.tracking import Desired, ExperimentStore, RunState, Slots, TrackingReader
 
 logger = logging.getLogger("determined.experiment")
 
@@ -42,9 +42,9 @@ def drive(experiment_id: int, at: Home | None = None, executor: Executor | None 
     Trials run in processes of their own, unless an executor is given, which stays open.
     """
     place = at or home()
-    config = configs.from_map(Records(place.database).experiment(experiment_id).config or {})
+    config = configs.from_map(TrackingReader(place.database).experiment(experiment_id).config or {})
     with contextlib.ExitStack() as claimed:
-        ledger = claimed.enter_context(Ledger.open(place.database, experiment_id))
+        ledger = claimed.enter_context(ExperimentStore.open(place.database, experiment_id))
         when_there_is_room(ledger.claim)
         claimed.callback(ledger.release)  # after the tidying up, so that others can wait for that too
         claimed.enter_context(_renewing(ledger))
@@ -55,7 +55,7 @@ def drive(experiment_id: int, at: Home | None = None, executor: Executor | None 
     return state
 
 
-def _run(config: configs.ExperimentConfig, ledger: Ledger, place: Home, given: Executor | None) -> RunState:
+def _run(config: configs.ExperimentConfig, ledger: ExperimentStore, place: Home, given: Executor | None) -> RunState:
     experiment_id, machine = ledger.experiment_id, this_machine()
     with contextlib.ExitStack() as stack:
         slots = stack.enter_context(Slots(place.database))
@@ -64,7 +64,7 @@ def _run(config: configs.ExperimentConfig, ledger: Ledger, place: Home, given: E
         runs.start_from(source_checkpoint(config, place))
         pool = SharedPool(slots, machine, experiment_id, config.resources.slots_per_trial)
         while True:
-            searching = Searching(config, ledger, place.code(experiment_id))
+            searching = SearchReplay(config, ledger, place.code(experiment_id))
             runner = Runner(config, ledger, searching, pool, executor, runs)
             with _leaving_on_signals(runner):
                 state = runner.run()
@@ -75,7 +75,7 @@ def _run(config: configs.ExperimentConfig, ledger: Ledger, place: Home, given: E
 
 
 @contextlib.contextmanager
-def _renewing(ledger: Ledger) -> Iterator[None]:
+def _renewing(ledger: ExperimentStore) -> Iterator[None]:
     """Renew the claim of this process again and again, whatever else it is doing."""
     is_over = threading.Event()
 
@@ -103,9 +103,9 @@ def _tidy_up(experiment_id: int, config: configs.ExperimentConfig, place: Home) 
 
 def _tidy_up_after_others(place: Home) -> None:
     """Do what runners of this machine did not come to, because they were killed after the end of their experiments."""
-    for left in Records(place.database).experiments(include_archived=True):
+    for left in TrackingReader(place.database).experiments(include_archived=True):
         if left.state.is_final and left.runner is not None and left.runner.is_gone:
-            with Ledger.open(place.database, left.id) as ledger:
+            with ExperimentStore.open(place.database, left.id) as ledger:
                 try:
                     config = configs.from_map(left.config or {})
                     ledger.claim()
@@ -121,7 +121,7 @@ def start(experiment_id: int, at: Home | None = None, slots: int | None = None) 
     If another process has taken over meanwhile, that one drives it, and its id is returned.
     """
     place = at or home()
-    with Ledger.open(place.database, experiment_id) as ledger:
+    with ExperimentStore.open(place.database, experiment_id) as ledger:
         deadline = time.monotonic() + _STARTING
         while True:
             started = _started(experiment_id, place, slots)
@@ -170,7 +170,7 @@ def _started(experiment_id: int, place: Home, slots: int | None) -> _Started:
     return _Started(process, log, began)
 
 
-def _awaited(started: _Started, ledger: Ledger, deadline: float) -> bool:
+def _awaited(started: _Started, ledger: ExperimentStore, deadline: float) -> bool:
     """Wait until a process drives the experiment or has ended; returns whether another one did drive it meanwhile."""
     was_taken = False
     while time.monotonic() < deadline:

@@ -6,12 +6,12 @@ import dataclasses
 import enum
 from collections.abc import Collection
 
-from determined.experiment.executors import Ended, EndReason
+from determined.experiment.executors import EndReason, RunExit
 from determined.experiment.search import ExitReason
 from determined.tracking import RunState
 
 
-class Ending(enum.IntEnum):
+class StopReason(enum.IntEnum):
     """Why a trial was asked to end, the weakest reason first: a stronger one takes its place."""
 
     YIELD = 1
@@ -30,7 +30,7 @@ class Ending(enum.IntEnum):
     @property
     def is_for_good(self) -> bool:
         """Whether the trial does not go on later."""
-        return self > Ending.PAUSE
+        return self > StopReason.PAUSE
 
     @property
     def stopping_state(self) -> RunState:
@@ -38,21 +38,21 @@ class Ending(enum.IntEnum):
         return _STOPPING.get(self, RunState.ACTIVE)
 
     @classmethod
-    def of_state(cls, state: RunState) -> Ending | None:
+    def of_state(cls, state: RunState) -> StopReason | None:
         """Return why a trial in this state is ending; None if it is not."""
         return next((ending for ending, stopping in _STOPPING.items() if stopping is state), None)
 
 
 _STOPPING = {
-    Ending.SEARCH: RunState.STOPPING_COMPLETED,
-    Ending.ERROR: RunState.STOPPING_ERROR,
-    Ending.CANCEL: RunState.STOPPING_CANCELED,
-    Ending.KILL: RunState.STOPPING_KILLED,
+    StopReason.SEARCH: RunState.STOPPING_COMPLETED,
+    StopReason.ERROR: RunState.STOPPING_ERROR,
+    StopReason.CANCEL: RunState.STOPPING_CANCELED,
+    StopReason.KILL: RunState.STOPPING_KILLED,
 }
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Fate:
+class TrialOutcome:
     """How a trial goes on: with another run if there is no state to end in."""
 
     state: RunState | None = None
@@ -62,40 +62,42 @@ class Fate:
     """Whether the run counts as a failure of the trial."""
 
 
-AGAIN = Fate()
+AGAIN = TrialOutcome()
 
 
-def fate_of(
-    ended: Ended, ending: Ending | None, restarts: int, max_restarts: int, fatal_patterns: Collection[str]
-) -> Fate:
+def next_state(
+    ended: RunExit, ending: StopReason | None, restarts: int, max_restarts: int, fatal_patterns: Collection[str]
+) -> TrialOutcome:
     """Return what follows from the end of a run that was asked to end, or was not."""
     if ended.reason is EndReason.INVALID_HP:
-        return Fate(RunState.ERROR, ExitReason.INVALID_HP, f"invalid hyperparameters: {ended.message}", counts=True)
+        return TrialOutcome(
+            RunState.ERROR, ExitReason.INVALID_HP, f"invalid hyperparameters: {ended.message}", counts=True
+        )
     if ended.reason is EndReason.COMPLETED:
-        return Fate(RunState.COMPLETED, ExitReason.COMPLETED)
+        return TrialOutcome(RunState.COMPLETED, ExitReason.COMPLETED)
     if ending is not None and ending.is_for_good:
-        return fate_without_run(ending)
+        return next_state_without_run(ending)
     if ended.reason is EndReason.STOPPED and (ending is not None or ended.runner_gone):
         return AGAIN
     return _fate_of_failure(ended, restarts, max_restarts, fatal_patterns)
 
 
-def fate_without_run(ending: Ending) -> Fate:
+def next_state_without_run(ending: StopReason) -> TrialOutcome:
     """Return what becomes of a trial that ends for good while it does not run, or runs no longer."""
-    if ending is Ending.SEARCH:
-        return Fate(RunState.COMPLETED, ExitReason.COMPLETED)
-    if ending is Ending.ERROR:
-        return Fate(RunState.ERROR, ExitReason.ERROR, "the experiment could not go on")
-    return Fate(RunState.CANCELED, ExitReason.CANCELED, "canceled" if ending is Ending.CANCEL else "killed")
+    if ending is StopReason.SEARCH:
+        return TrialOutcome(RunState.COMPLETED, ExitReason.COMPLETED)
+    if ending is StopReason.ERROR:
+        return TrialOutcome(RunState.ERROR, ExitReason.ERROR, "the experiment could not go on")
+    return TrialOutcome(RunState.CANCELED, ExitReason.CANCELED, "canceled" if ending is StopReason.CANCEL else "killed")
 
 
-def _fate_of_failure(ended: Ended, restarts: int, max_restarts: int, fatal_patterns: Collection[str]) -> Fate:
+def _fate_of_failure(ended: RunExit, restarts: int, max_restarts: int, fatal_patterns: Collection[str]) -> TrialOutcome:
     why = ended.message or ended.reason.value.lower()
     if ended.reason is EndReason.NOT_STARTED:
-        return Fate(RunState.ERROR, ExitReason.ERROR, why, counts=True)
+        return TrialOutcome(RunState.ERROR, ExitReason.ERROR, why, counts=True)
     if found := [pattern for pattern in ended.matches if pattern in fatal_patterns]:
         reason = f"{why} (no further try: a log policy says so for {found[0]!r})"
-        return Fate(RunState.ERROR, ExitReason.ERROR, reason, counts=True)
+        return TrialOutcome(RunState.ERROR, ExitReason.ERROR, reason, counts=True)
     if restarts >= max_restarts:
-        return Fate(RunState.ERROR, ExitReason.ERROR, f"{why} (after {restarts} restarts)", counts=True)
-    return Fate(reason=why, counts=True)
+        return TrialOutcome(RunState.ERROR, ExitReason.ERROR, f"{why} (after {restarts} restarts)", counts=True)
+    return TrialOutcome(reason=why, counts=True)

@@ -11,7 +11,7 @@ from determined.tracking import (
     CheckpointState,
     ExperimentRecord,
     MetricReport,
-    Records,
+    TrackingReader,
     TrialRecord,
     searcher_metric,
 )
@@ -56,14 +56,14 @@ class Scores:
 
 
 def scores(
-    records: Records, experiment_id: int, metric: str | None = None, smaller_is_better: bool | None = None
+    records: TrackingReader, experiment_id: int, metric: str | None = None, smaller_is_better: bool | None = None
 ) -> Scores:
     """Return the scores of an experiment's checkpoints by a metric, or else by the one that it is judged by.
 
     Of another metric it must be said whether smaller is better.
     """
     found = records.overview(experiment_id)
-    own, is_smaller_better = judged_by(found.experiment, found.trials)
+    own, is_smaller_better = ranking_metric(found.experiment, found.trials)
     if metric is None or metric == own:
         return Scores(found.validations, own, is_smaller_better if smaller_is_better is None else smaller_is_better)
     if smaller_is_better is None:
@@ -75,7 +75,7 @@ def scores(
 
 
 def best_checkpoints(
-    records: Records,
+    records: TrackingReader,
     experiment_id: int,
     count: int | None = None,
     metric: str | None = None,
@@ -101,7 +101,7 @@ def best_checkpoints(
     )
 
 
-def best_trial(records: Records, experiment_id: int) -> TrialRecord | None:
+def best_trial(records: TrackingReader, experiment_id: int) -> TrialRecord | None:
     """Return the trial with the best validation, the oldest of equals; None if there is none with a finite metric."""
     ranked = ranked_trials(records.experiment(experiment_id), records.trials(experiment_id))
     return ranked[0] if ranked and ranked[0].best_validation is not None else None
@@ -118,7 +118,7 @@ def ranked_trials(experiment: ExperimentRecord, trials: Sequence[TrialRecord]) -
     return sorted(trials, key=rank)
 
 
-def judged_by(experiment: ExperimentRecord, trials: Iterable[TrialRecord]) -> tuple[str, bool]:
+def ranking_metric(experiment: ExperimentRecord, trials: Iterable[TrialRecord]) -> tuple[str, bool]:
     """Return the metric that an experiment is judged by, and whether smaller is better.
 
     It is the searcher's; without one, a validation metric that is named as a loss.

@@ -23,20 +23,20 @@ from determined.experiment._results import source_checkpoint
 from determined.experiment._runs import Runs
 from determined.experiment._trials import OpenTrial
 from determined.experiment.config import ExperimentConfig, from_map
-from determined.experiment.executors import Ended, EndReason, InlineExecutor, RunSpec
+from determined.experiment.executors import EndReason, InlineExecutor, RunExit, RunSpec
 from determined.experiment.executors._environment import base_environment, run_environment
 from determined.experiment.executors._hook import run_hook
 from determined.experiment.executors._programs import command_of
 from determined.experiment.search import Began, Create, Search
 from determined.tracking import (
+    Changeset,
     ExperimentDescription,
-    Ledger,
+    ExperimentStore,
     MetricReport,
     NewTrial,
-    Records,
     RunState,
+    TrackingReader,
     TrialChange,
-    Turn,
 )
 
 TEST_VARIABLE = "DET_TEST_MODE"
@@ -49,7 +49,7 @@ class Rehearsal:
     """What came of it."""
 
     hparams: Mapping[str, Any]
-    ended: Ended
+    ended: RunExit
     reports: list[MetricReport]
     checkpoints: int
 
@@ -81,7 +81,7 @@ def rehearse(
         with _recorded(staged, stage, first) as trial:
             spec = _spec(staged, stage, machine, trial, source)
             ended = _in_this_process(spec) if spec.is_class else _as_a_script(spec, runner_environment(stage))
-        records = Records(stage.database)
+        records = TrackingReader(stage.database)
         return Rehearsal(first.hparams, ended, records.history(trial.id), len(records.checkpoints()))
 
 
@@ -106,7 +106,7 @@ def _stored_at_home(config: ExperimentConfig) -> ExperimentConfig:
 def _brought(uuid: str | None, place: Home, stage: Home) -> str | None:
     """Let the checkpoint of a warm start be found from the stage."""
     if uuid is not None:
-        source = folder_of(Records(place.database).checkpoint(uuid))
+        source = folder_of(TrackingReader(place.database).checkpoint(uuid))
         shutil.copytree(source, stage.checkpoints / uuid, copy_function=_link_or_copy)
     return uuid
 
@@ -123,12 +123,12 @@ def _link_or_copy(source: str, target: str) -> None:
 def _recorded(config: ExperimentConfig, stage: Home, first: Create) -> Iterator[OpenTrial]:
     """Put the trial on record on the stage, as its runner."""
     described = ExperimentDescription(name=config.name, config=config.to_dict())
-    with Ledger.create(stage.database, described) as ledger:
+    with ExperimentStore.create(stage.database, described) as ledger:
         ledger.claim()
         entrypoint = config.entrypoint if isinstance(config.entrypoint, str) else " ".join(config.entrypoint or [])
         new = NewTrial(request_id=first.request_id, hparams=first.hparams, seed=first.seed, entrypoint=entrypoint)
-        (id,) = ledger.commit(Turn(new_trials=[new]))
-        ledger.commit(Turn(trial_changes=[TrialChange(trial_id=id, state=RunState.ACTIVE, run_id=1)]))
+        (id,) = ledger.commit(Changeset(new_trials=[new]))
+        ledger.commit(Changeset(trial_changes=[TrialChange(trial_id=id, state=RunState.ACTIVE, run_id=1)]))
         yield OpenTrial(id, first.request_id, first.hparams, first.seed, run_id=1)
         ledger.release()
 
@@ -138,7 +138,7 @@ def _spec(config: ExperimentConfig, stage: Home, machine: Machine, trial: OpenTr
     return dataclasses.replace(spec, environment={**spec.environment, TEST_VARIABLE: "1"})
 
 
-def _in_this_process(spec: RunSpec) -> Ended:
+def _in_this_process(spec: RunSpec) -> RunExit:
     executor = InlineExecutor()
     try:
         executor.start(spec)
@@ -148,12 +148,12 @@ def _in_this_process(spec: RunSpec) -> Ended:
         executor.close()
 
 
-def _as_a_script(spec: RunSpec, variables: Mapping[str, str]) -> Ended:
+def _as_a_script(spec: RunSpec, variables: Mapping[str, str]) -> RunExit:
     spec.folder.mkdir(parents=True)
     try:
         environment = run_hook(spec, run_environment(base_environment(variables), spec))
     except RuntimeError as error:
-        return Ended.of(spec, EndReason.FAILED, str(error))
+        return RunExit.of(spec, EndReason.FAILED, str(error))
     try:
         status = subprocess.run(command_of(spec), cwd=spec.code, env=environment, check=False).returncode
     except (OSError, ValueError) as error:
@@ -161,8 +161,8 @@ def _as_a_script(spec: RunSpec, variables: Mapping[str, str]) -> Ended:
             f"the entrypoint {spec.entrypoint!r} cannot be run: {error}; name a program that is there."
         ) from error
     if spec.files.invalid_hp.exists():
-        return Ended.of(spec, EndReason.INVALID_HP, spec.files.invalid_hp.read_text(encoding="utf-8"))
+        return RunExit.of(spec, EndReason.INVALID_HP, spec.files.invalid_hp.read_text(encoding="utf-8"))
     if status == 0:
-        return Ended.of(spec, EndReason.COMPLETED, status=0)
+        return RunExit.of(spec, EndReason.COMPLETED, status=0)
     status = status if status > 0 else _OF_SHELLS - status
-    return Ended.of(spec, EndReason.FAILED, f"the script ended with status {status}", status=status)
+    return RunExit.of(spec, EndReason.FAILED, f"the script ended with status {status}", status=status)

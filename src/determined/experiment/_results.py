@@ -13,7 +13,7 @@ from determined.core.checkpoint_gc import expired_checkpoints
 from determined.experiment import _deletion
 from determined.experiment.config import ExperimentConfig, from_map
 from determined.storage import Retention
-from determined.tracking import CheckpointRecord, CheckpointState, Records
+from determined.tracking import CheckpointRecord, CheckpointState, TrackingReader
 
 logger = logging.getLogger("determined.experiment")
 
@@ -39,7 +39,7 @@ def source_checkpoint(config: ExperimentConfig, home: Home) -> str | None:
     if uuid is None and trial_id is None:
         return None
     key = f"searcher.source_trial_id={trial_id}" if uuid is None else f"searcher.source_checkpoint_uuid={uuid!r}"
-    records = Records(home.database)
+    records = TrackingReader(home.database)
     try:
         found = records.checkpoint(uuid) if uuid is not None else _latest(records, trial_id or 0)
     except errors.TrackingException as error:
@@ -53,7 +53,7 @@ def source_checkpoint(config: ExperimentConfig, home: Home) -> str | None:
     return found.uuid
 
 
-def _latest(records: Records, trial_id: int) -> CheckpointRecord | None:
+def _latest(records: TrackingReader, trial_id: int) -> CheckpointRecord | None:
     experiment_id = records.trial(trial_id).experiment_id
     present = [one for one in records.checkpoints(experiment_id, trial_id) if one.state is CheckpointState.COMPLETED]
     return max(present, key=lambda one: one.steps_completed, default=None)
@@ -84,7 +84,7 @@ def conclude(experiment_id: int, config: ExperimentConfig, home: Home) -> list[s
     keep = Retention.of_section(section) or Retention()
     store = storage.store_for(section, home.checkpoints)
     metric = (config.searcher.metric, config.searcher.smaller_is_better)
-    found = expired_checkpoints(Records(home.database), store.ids(), experiment_id, keep, metric)
+    found = expired_checkpoints(TrackingReader(home.database), store.ids(), experiment_id, keep, metric)
     _deletion.remove_checkpoints(found, home)
     if found:
         logger.info("%d checkpoints need not stay, and were deleted", len(found))
@@ -95,7 +95,7 @@ def conclude(experiment_id: int, config: ExperimentConfig, home: Home) -> list[s
 def remove_expired_logs(home: Home, now: float | None = None) -> list[pathlib.Path]:
     """Delete the output of experiments that ended longer ago than `log_retention_days` of each; returns the files."""
     moment, removed = time.time() if now is None else now, []
-    for experiment in Records(home.database).experiments(include_archived=True):
+    for experiment in TrackingReader(home.database).experiments(include_archived=True):
         days = _log_retention_days(experiment.config)
         if days is None or experiment.ended is None or moment < experiment.ended + days * _DAY:
             continue

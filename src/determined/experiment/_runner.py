@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from determined import errors
-from determined.experiment._draft import Draft
-from determined.experiment._fate import Ending, Fate, fate_of, fate_without_run
+from determined.experiment._draft import ChangesetBuilder
+from determined.experiment._fate import StopReason, TrialOutcome, next_state, next_state_without_run
 from determined.experiment._pool import Pool
 from determined.experiment._room import when_there_is_room
 from determined.experiment._runs import Runs
-from determined.experiment._searching import Searching
+from determined.experiment._searching import SearchReplay
 from determined.experiment._trials import OpenTrial, OpenTrials
 from determined.experiment.config import ExperimentConfig
-from determined.experiment.executors import Ended, EndReason, Executor, RunSpec
+from determined.experiment.executors import EndReason, Executor, RunExit, RunSpec
 from determined.experiment.search import Create, Operation, Shutdown, Stop
-from determined.tracking import Desired, Ledger, RunState, TrialChange, Wish
+from determined.tracking import Desired, ExperimentStore, RunState, TrialChange, TrialRequest
 
 logger = logging.getLogger("determined.experiment")
 
@@ -37,12 +37,12 @@ _MOST_INVALID = 100
 """Trials in a row that may give up on their hyperparameters, each of which is replaced."""
 _SHARE_EVERY = 1.0
 """Seconds between two looks at what other experiments want."""
-_ENDINGS = {Desired.PAUSED: Ending.PAUSE, Desired.CANCELED: Ending.CANCEL, Desired.KILLED: Ending.KILL}
+_ENDINGS = {Desired.PAUSED: StopReason.PAUSE, Desired.CANCELED: StopReason.CANCEL, Desired.KILLED: StopReason.KILL}
 _FINAL = {
-    Ending.PAUSE: RunState.PAUSED,
-    Ending.ERROR: RunState.ERROR,
-    Ending.CANCEL: RunState.CANCELED,
-    Ending.KILL: RunState.CANCELED,
+    StopReason.PAUSE: RunState.PAUSED,
+    StopReason.ERROR: RunState.ERROR,
+    StopReason.CANCEL: RunState.CANCELED,
+    StopReason.KILL: RunState.CANCELED,
 }
 
 
@@ -56,8 +56,8 @@ class Runner:
     def __init__(
         self,
         config: ExperimentConfig,
-        ledger: Ledger,
-        searching: Searching,
+        ledger: ExperimentStore,
+        searching: SearchReplay,
         pool: Pool,
         executor: Executor,
         runs: Runs,
@@ -74,7 +74,7 @@ class Runner:
         }
         self._control = ledger.control()
         # An earlier runner may have found that the experiment cannot go on.
-        self._ending = Ending.ERROR if self._control.state is RunState.STOPPING_ERROR else None
+        self._ending = StopReason.ERROR if self._control.state is RunState.STOPPING_ERROR else None
         self._end: RunState | None = None
         self._ends: dict[int, RunState] = {}
         self.asked_to_leave = False
@@ -100,9 +100,9 @@ class Runner:
 
     # A turn
 
-    def _take_turn(self, ended: list[Ended], *, is_first: bool = False) -> None:
+    def _take_turn(self, ended: list[RunExit], *, is_first: bool = False) -> None:
         """Take in what has happened, store what follows from it, and act on it."""
-        draft = Draft(self._searching.last_event, self._entrypoint)
+        draft = ChangesetBuilder(self._searching.last_event, self._entrypoint)
         if is_first:
             draft.change_experiment(state=RunState.ACTIVE)
         with self._failing():
@@ -135,9 +135,9 @@ class Runner:
             yield
         except errors.InvalidExperimentException as error:
             logger.error("The experiment cannot go on: %s", error)
-            self._ending = max(self._ending or Ending.ERROR, Ending.ERROR)
+            self._ending = max(self._ending or StopReason.ERROR, StopReason.ERROR)
 
-    def _store(self, draft: Draft) -> None:
+    def _store(self, draft: ChangesetBuilder) -> None:
         self._has_news = False
         if draft.is_empty:
             return
@@ -160,22 +160,22 @@ class Runner:
 
     # What happened
 
-    def _look_at_control(self, draft: Draft) -> None:
+    def _look_at_control(self, draft: ChangesetBuilder) -> None:
         self._control = control = self._ledger.control()
         wanted = _ENDINGS.get(control.desired)
         if self.asked_to_leave and wanted is None:
             draft.change_experiment(desired=Desired.PAUSED)
-            wanted = Ending.PAUSE
+            wanted = StopReason.PAUSE
         if wanted is not None and wanted > (self._ending or 0):
-            logger.info("the experiment is to be %s", control.desired.value if wanted != Ending.PAUSE else "PAUSED")
+            logger.info("the experiment is to be %s", control.desired.value if wanted != StopReason.PAUSE else "PAUSED")
             self._ending = wanted
-        elif wanted is None and self._ending is Ending.PAUSE:
+        elif wanted is None and self._ending is StopReason.PAUSE:
             self._ending = None  # activated again before all trials had stopped
         for trial_id, wish in control.wishes.items():
             if (trial := self._trials.get(trial_id)) is not None:
-                self._ask_to_end(draft, trial, Ending.KILL if wish is Wish.KILL else Ending.CANCEL)
+                self._ask_to_end(draft, trial, StopReason.KILL if wish is TrialRequest.KILL else StopReason.CANCEL)
 
-    def _take_in_validations(self, draft: Draft) -> None:
+    def _take_in_validations(self, draft: ChangesetBuilder) -> None:
         searching = self._searching
         for report in self._ledger.new_validations(searching.last_report):
             trial = self._trials.get(report.trial_id)
@@ -183,18 +183,18 @@ class Runner:
                 self._perform(draft, searching.validated(draft, trial.request_id, report))
             searching.last_report = max(searching.last_report, report.id)
 
-    def _take_in_end(self, draft: Draft, ended: Ended) -> None:
+    def _take_in_end(self, draft: ChangesetBuilder, ended: RunExit) -> None:
         trial = self._trials.get(ended.trial_id)
         if trial is None or not trial.is_running or trial.run_id != ended.run_id:
             return
         self._stored(lambda: self._pool.release(trial.id))
-        if trial.is_adopted and ended.reason is EndReason.KILLED and trial.ending is not Ending.KILL:
+        if trial.is_adopted and ended.reason is EndReason.KILLED and trial.ending is not StopReason.KILL:
             # It was cut off together with its runner, which is no failure of the trial.
             ended = dataclasses.replace(
                 ended, reason=EndReason.STOPPED, message="its runner was gone", runner_gone=True
             )
         trial.is_running = trial.is_on_record = trial.is_adopted = False
-        fate = fate_of(ended, trial.ending, trial.restarts, self._config.max_restarts, self._fatal_patterns)
+        fate = next_state(ended, trial.ending, trial.restarts, self._config.max_restarts, self._fatal_patterns)
         trial.restarts += fate.counts and fate.state is None
         trial.ending = None
         words = f"{ended.reason.value.lower()}{': ' if ended.message else ''}{ended.message}"
@@ -209,7 +209,7 @@ class Runner:
                 self._count_invalid(ended)
             self._close(draft, trial, fate, of_run)
 
-    def _count_invalid(self, ended: Ended) -> None:
+    def _count_invalid(self, ended: RunExit) -> None:
         """Raise `InvalidExperimentException` at the last of too many trials whose hyperparameters are invalid."""
         self._invalid_in_a_row = (self._invalid_in_a_row + 1) * (ended.reason is EndReason.INVALID_HP)
         if self._invalid_in_a_row == _MOST_INVALID:
@@ -218,7 +218,9 @@ class Runner:
                 f"{ended.message}. Narrow the ranges, or check what raises InvalidHP."
             )
 
-    def _close(self, draft: Draft, trial: OpenTrial, fate: Fate, change: TrialChange | None = None) -> None:
+    def _close(
+        self, draft: ChangesetBuilder, trial: OpenTrial, fate: TrialOutcome, change: TrialChange | None = None
+    ) -> None:
         """End a trial for good, and tell the search unless the experiment ends too."""
         assert fate.exit is not None
         assert fate.state is not None
@@ -236,11 +238,11 @@ class Runner:
 
     @property
     def _resting_state(self) -> RunState:
-        return RunState.PAUSED if self._ending is Ending.PAUSE else RunState.ACTIVE
+        return RunState.PAUSED if self._ending is StopReason.PAUSE else RunState.ACTIVE
 
     # What is to be done
 
-    def _perform(self, draft: Draft, operations: Iterable[Operation]) -> None:
+    def _perform(self, draft: ChangesetBuilder, operations: Iterable[Operation]) -> None:
         """Do what the search says."""
         for operation in operations:
             match operation:
@@ -248,28 +250,28 @@ class Runner:
                     draft.created.append(operation)
                 case Stop(request_id=request_id):
                     if (trial := self._trials.requested(request_id)) is not None:
-                        self._ask_to_end(draft, trial, Ending.SEARCH)
+                        self._ask_to_end(draft, trial, StopReason.SEARCH)
                 case Shutdown(failed=failed, canceled=canceled):
                     self._end = RunState.ERROR if failed else RunState.CANCELED if canceled else RunState.COMPLETED
 
-    def _ask_to_end(self, draft: Draft, trial: OpenTrial, ending: Ending) -> None:
+    def _ask_to_end(self, draft: ChangesetBuilder, trial: OpenTrial, ending: StopReason) -> None:
         if trial.ending is not None and trial.ending >= ending:
             return
         if trial.is_running:
             trial.ending = ending
-            self._orders.append((trial.id, ending is Ending.KILL))
+            self._orders.append((trial.id, ending is StopReason.KILL))
             if ending.is_for_good:
                 draft.change(TrialChange(trial_id=trial.id, state=ending.stopping_state))
         elif ending.is_for_good:
-            self._close(draft, trial, fate_without_run(ending))
+            self._close(draft, trial, next_state_without_run(ending))
 
-    def _end_all(self, draft: Draft, ending: Ending) -> None:
+    def _end_all(self, draft: ChangesetBuilder, ending: StopReason) -> None:
         if ending.is_for_good:
             draft.change_experiment(state=ending.stopping_state)
         for trial in self._trials:
             self._ask_to_end(draft, trial, ending)
 
-    def _conclude(self, draft: Draft) -> None:
+    def _conclude(self, draft: ChangesetBuilder) -> None:
         """End the experiment when nothing of it is left to do."""
         if self._end is None and self._searching.has_ended and not self._trials:
             self._end = self._end_of_all()
@@ -292,7 +294,7 @@ class Runner:
 
     # Slots
 
-    def _schedule(self, draft: Draft) -> list[RunSpec]:
+    def _schedule(self, draft: ChangesetBuilder) -> list[RunSpec]:
         """Return the runs to start, and ask trials to make room for other experiments."""
         waiting = self._trials.waiting() if self._ending is None else []
         running, unit = self._trials.running(), self._config.resources.slots_per_trial
@@ -306,10 +308,10 @@ class Runner:
         self._shared_at = time.monotonic()
         room = self._pool.allowance(wanted, self._control.priority) // unit - len(running)
         for trial in running[len(running) + min(room, 0) :]:
-            self._ask_to_end(draft, trial, Ending.YIELD)
+            self._ask_to_end(draft, trial, StopReason.YIELD)
         return self._started(draft, [trial for trial in waiting[: max(room, 0)] if self._runs.is_ready(trial)])
 
-    def _started(self, draft: Draft, trials: list[OpenTrial]) -> list[RunSpec]:
+    def _started(self, draft: ChangesetBuilder, trials: list[OpenTrial]) -> list[RunSpec]:
         specs = []
         for trial in trials:
             if (slots := self._stored(functools.partial(self._pool.take, trial.id))) is None:
@@ -324,7 +326,7 @@ class Runner:
             logger.info("trial %d: run %d starts at step %d on slots %s", trial.id, trial.run_id, steps, slots)
         return specs
 
-    def _note_processes(self, draft: Draft) -> None:
+    def _note_processes(self, draft: ChangesetBuilder) -> None:
         """Put on record which processes keep the runs, and give them the slots."""
         for trial in self._trials.running():
             if not trial.is_on_record and (process := self._executor.process(trial.id)) is not None:
@@ -332,7 +334,7 @@ class Runner:
                 draft.change(TrialChange(trial_id=trial.id, process=process))
                 self._stored(functools.partial(self._pool.hand_over, trial.id, process))
 
-    def _look_at_progress(self, draft: Draft) -> None:
+    def _look_at_progress(self, draft: ChangesetBuilder) -> None:
         began = time.monotonic()
         if began < self._progress_at or self._end is not None:
             return
@@ -357,5 +359,5 @@ class Runner:
             self._trials.add(trial)
             if entry.run_id and self._ledger.runs(entry.id)[-1].ended is None:
                 trial.is_running = trial.is_on_record = trial.is_adopted = True
-                trial.ending = Ending.of_state(entry.state)
+                trial.ending = StopReason.of_state(entry.state)
                 self._executor.adopt(self._runs.spec(trial, []))

@@ -15,7 +15,7 @@ from determined.experiment._machine import Machine
 from determined.experiment._trials import OpenTrial
 from determined.experiment.config import ExperimentConfig
 from determined.experiment.executors import RunSpec
-from determined.tracking import CheckpointRecord, CheckpointState, Records
+from determined.tracking import CheckpointRecord, CheckpointState, TrackingReader
 
 _NO_CHECKPOINT: Future[CheckpointRecord | None] = Future()
 _NO_CHECKPOINT.set_result(None)
@@ -101,7 +101,7 @@ class Runs:
     def _check(self, trial: OpenTrial) -> Future[CheckpointRecord | None]:
         """Return the newest intact checkpoint of a trial, or the promise of it."""
         if trial.id not in self._checks:
-            saved = Records(self._home.database).checkpoints(self._experiment_id, trial.id)
+            saved = TrackingReader(self._home.database).checkpoints(self._experiment_id, trial.id)
             present = [one for one in saved if one.state is CheckpointState.COMPLETED]
             self._checks[trial.id] = self._checker.submit(_newest_intact, present) if present else _NO_CHECKPOINT
         return self._checks[trial.id]

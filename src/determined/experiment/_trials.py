@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from determined.experiment._fate import Ending
+from determined.experiment._fate import StopReason
 
 
 @dataclasses.dataclass(slots=True)
@@ -20,7 +20,7 @@ class OpenTrial:
     run_id: int = 0
     """Of its latest run; 0 before the first."""
     restarts: int = 0
-    ending: Ending | None = None
+    ending: StopReason | None = None
     """Why it was asked to end, if it was."""
     is_running: bool = False
     is_on_record: bool = False

@@ -19,14 +19,14 @@ from determined.experiment._deletion import delete_checkpoint as delete_checkpoi
 from determined.experiment._machine import this_machine
 from determined.experiment._results import remove_expired_logs as remove_expired_logs
 from determined.tracking import (
+    Changeset,
     Desired,
     ExperimentChange,
-    Ledger,
-    Records,
+    ExperimentStore,
     RunState,
+    TrackingReader,
     TrialChange,
-    Turn,
-    Wish,
+    TrialRequest,
 )
 
 logger = logging.getLogger("determined.experiment")
@@ -45,7 +45,7 @@ def activate(
     experiment from a runner of another machine or container, which cannot be asked from here whether it still runs.
     """
     if force or not is_run(experiment_id, at):
-        config = Records((at or home()).database).experiment(experiment_id).config
+        config = TrackingReader((at or home()).database).experiment(experiment_id).config
         require_slots(configs.from_map(config or {}), this_machine(slots))
     _ask(experiment_id, Desired.ACTIVE, at, force=force)
     return _have_runner(experiment_id, at, slots)
@@ -54,10 +54,10 @@ def activate(
 def pause(experiment_id: int, at: Home | None = None, *, force: bool = False) -> None:
     """Let all trials save and stop; `activate` goes on."""
     _ask(experiment_id, Desired.PAUSED, at, force=force)
-    with Ledger.open((at or home()).database, experiment_id) as ledger:
+    with ExperimentStore.open((at or home()).database, experiment_id) as ledger:
         if not _is_run(ledger) and ledger.control().state is not RunState.PAUSED:
             ledger.claim()
-            ledger.commit(Turn(experiment_change=ExperimentChange(state=RunState.PAUSED)))
+            ledger.commit(Changeset(experiment_change=ExperimentChange(state=RunState.PAUSED)))
             ledger.release()
 
 
@@ -76,9 +76,9 @@ def kill(experiment_id: int, at: Home | None = None, *, force: bool = False) -> 
 def kill_trial(trial_id: int, at: Home | None = None) -> None:
     """Ask the runner, or the next one, to end a trial at once; its experiment goes on."""
     place = at or home()
-    experiment_id = Records(place.database).trial(trial_id).experiment_id
-    with Ledger.open(place.database, experiment_id) as ledger:
-        ledger.ask(wishes={trial_id: Wish.KILL})
+    experiment_id = TrackingReader(place.database).trial(trial_id).experiment_id
+    with ExperimentStore.open(place.database, experiment_id) as ledger:
+        ledger.ask(wishes={trial_id: TrialRequest.KILL})
 
 
 def continue_experiment(
@@ -99,19 +99,19 @@ def reopen(
 ) -> list[int]:
     """Do what `continue_experiment` does, but leave the experiment to the next runner."""
     place = at or home()
-    with Ledger.open(place.database, experiment_id) as ledger:
+    with ExperimentStore.open(place.database, experiment_id) as ledger:
         reopened = _to_continue(ledger)
         new = continuation(experiment_id, overrides, place, this_machine(slots))
         change = ExperimentChange(state=RunState.PAUSED, desired=Desired.ACTIVE, config=new.config)
         trials = [TrialChange(trial_id=id, state=RunState.PAUSED, restarts=0) for id in reopened]
         ledger.claim()
-        ledger.commit(Turn(trial_changes=trials, experiment_change=change))
+        ledger.commit(Changeset(trial_changes=trials, experiment_change=change))
         ledger.ask(max_slots=new.max_slots, priority=new.priority)
         ledger.release()
     return reopened
 
 
-def _to_continue(ledger: Ledger) -> list[int]:
+def _to_continue(ledger: ExperimentStore) -> list[int]:
     """Return the trials that go on when an experiment begins anew."""
     id, state = ledger.experiment_id, ledger.control().state
     if not state.is_final:
@@ -128,7 +128,7 @@ def _to_continue(ledger: Ledger) -> list[int]:
 def wait(experiment_id: int, timeout: float | None = None, at: Home | None = None) -> RunState:
     """Wait until an experiment has ended and is tidied up; returns its state. `TimeoutError` after so many seconds."""
     deadline = None if timeout is None else time.monotonic() + timeout
-    with Ledger.open((at or home()).database, experiment_id) as ledger:
+    with ExperimentStore.open((at or home()).database, experiment_id) as ledger:
         while not (state := ledger.control().state).is_final or _is_run(ledger):
             if not _is_run(ledger) and not ledger.control().state.is_final:
                 raise errors.TrackingException(
@@ -143,17 +143,17 @@ def wait(experiment_id: int, timeout: float | None = None, at: Home | None = Non
 
 def is_run(experiment_id: int, at: Home | None = None) -> bool:
     """Say whether a living process drives an experiment."""
-    with Ledger.open((at or home()).database, experiment_id) as ledger:
+    with ExperimentStore.open((at or home()).database, experiment_id) as ledger:
         return _is_run(ledger)
 
 
-def _is_run(ledger: Ledger) -> bool:
+def _is_run(ledger: ExperimentStore) -> bool:
     runner = ledger.runner()
     return runner is not None and not runner.is_gone
 
 
 def _ask(experiment_id: int, desired: Desired, at: Home | None, *, force: bool) -> None:
-    with Ledger.open((at or home()).database, experiment_id) as ledger:
+    with ExperimentStore.open((at or home()).database, experiment_id) as ledger:
         ledger.ask(desired=desired)
         runner = ledger.runner()
         if runner is None or runner.is_here or runner.is_gone:
@@ -175,7 +175,7 @@ def _ask(experiment_id: int, desired: Desired, at: Home | None, *, force: bool) 
 def _have_runner(experiment_id: int, at: Home | None, slots: int | None = None) -> int | None:
     """Start a runner unless there is one, which notices by itself what it is asked for; returns its process id."""
     deadline = time.monotonic() + _ENDING
-    with Ledger.open((at or home()).database, experiment_id) as ledger:
+    with ExperimentStore.open((at or home()).database, experiment_id) as ledger:
         # One that has paused the experiment does not look up any more; it is about to end.
         while _is_run(ledger) and ledger.control().state is RunState.PAUSED and time.monotonic() < deadline:
             time.sleep(_LOOKING / 10)

@@ -15,7 +15,7 @@ from determined._home import Home
 from determined._secrets import mask_variables
 from determined.experimental import _metrics
 from determined.experimental._states import CheckpointState
-from determined.tracking import Catalog, CheckpointRecord, Records
+from determined.tracking import Catalog, CheckpointRecord, TrackingReader
 
 if TYPE_CHECKING:
     from determined.pytorch import PyTorchTrial
@@ -95,7 +95,7 @@ class Checkpoint:
     @property
     def training(self) -> CheckpointTrainingMetadata:
         """How it came about: experiment, trial, config, hyperparameters, validation."""
-        records = Records(self._home.database)
+        records = TrackingReader(self._home.database)
         validations = [one.metrics for one in self.get_metrics("validation")]
         return CheckpointTrainingMetadata(
             experiment_id=self.experiment_id,
@@ -107,7 +107,7 @@ class Checkpoint:
 
     def get_metrics(self, group: str | None = None) -> list[_metrics.TrialMetrics]:
         """Return what its trial reported at its step, of one group ("training", "validation", ...) or of all."""
-        reports = Records(self._home.database).metrics(self.trial_id, group)
+        reports = TrackingReader(self._home.database).metrics(self.trial_id, group)
         own = [report for report in reports if report.steps_completed == self.steps_completed]
         return _metrics.of_reports(self.trial_id, own)
 
@@ -154,7 +154,7 @@ class Checkpoint:
 
     def reload(self) -> Checkpoint:
         """Read it from the record anew, and return it."""
-        self._record = Records(self._home.database).checkpoint(self.uuid)
+        self._record = TrackingReader(self._home.database).checkpoint(self.uuid)
         return self
 
     def _change(self, metadata: Mapping[str, Any]) -> None:

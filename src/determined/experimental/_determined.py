@@ -18,7 +18,7 @@ from determined.experimental._orders import ExperimentSortBy, ModelSortBy, Order
 from determined.experimental._states import ExperimentState
 from determined.experimental._trial import Trial
 from determined.experimental._workspace import Workspace, labels_of, project_id_of, workspace_of, workspaces
-from determined.tracking import ExperimentRecord, Records, Registry
+from determined.tracking import ExperimentRecord, Registry, TrackingReader
 
 if TYPE_CHECKING:
     from determined.experiment.config import ExperimentConfig
@@ -37,7 +37,7 @@ class Determined:
                 stacklevel=2,
             )
         self._home = home()
-        self._records = Records(self._home.database)
+        self._records = TrackingReader(self._home.database)
 
     def create_experiment(
         self,

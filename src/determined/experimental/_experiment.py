@@ -16,7 +16,7 @@ from determined.experimental._orders import CheckpointSortBy, OrderBy, TrialSort
 from determined.experimental._states import ExperimentState
 from determined.experimental._trial import Trial
 from determined.experimental._workspace import project_id_of
-from determined.tracking import Catalog, ExperimentRecord, Records, TrialRecord
+from determined.tracking import Catalog, ExperimentRecord, TrackingReader, TrialRecord
 
 _LOOKING = 0.1
 
@@ -83,7 +83,7 @@ class Experiment:
 
     def reload(self) -> Experiment:
         """Read it from the record anew, and return it."""
-        self._record = Records(self._home.database).experiment(self.id)
+        self._record = TrackingReader(self._home.database).experiment(self.id)
         return self
 
     # What it does
@@ -206,7 +206,7 @@ class Experiment:
         """Return its trials; those without what they are sorted by come last."""
         checked("list_trials", "sort_by", sort_by, TrialSortBy)
         checked("list_trials", "order_by", order_by, OrderBy)
-        records = ordered(Records(self._home.database).trials(self.id), lambda one: _key(one, sort_by), order_by)
+        records = ordered(TrackingReader(self._home.database).trials(self.id), lambda one: _key(one, sort_by), order_by)
         return [Trial(record, self._home) for record in records]
 
     get_trials = list_trials

@@ -5,7 +5,7 @@ from __future__ import annotations
 from determined._home import Home
 from determined.experimental._checkpoint import Checkpoint
 from determined.experimental._orders import CheckpointSortBy, OrderBy, checked, ordered
-from determined.tracking import CheckpointRecord, CheckpointState, Records
+from determined.tracking import CheckpointRecord, CheckpointState, TrackingReader
 
 
 def listed(
@@ -23,7 +23,7 @@ def listed(
         checked("list_checkpoints", "sort_by", sort_by, CheckpointSortBy)
     if max_results is not None and max_results < 1:
         raise ValueError(f"list_checkpoints(max_results={max_results}): pass a number of at least 1, or None for all.")
-    records = Records(home.database)
+    records = TrackingReader(home.database)
     found = records.checkpoints(experiment_id, trial_id)
     if sort_by is None or sort_by is CheckpointSortBy.SEARCHER_METRIC or isinstance(sort_by, str):
         metric = sort_by if isinstance(sort_by, str) else None
@@ -36,7 +36,7 @@ def listed(
 
 
 def _by_metric(
-    records: Records,
+    records: TrackingReader,
     experiment_id: int,
     found: list[CheckpointRecord],
     metric: str | None,
@@ -58,6 +58,6 @@ def best(
     """Return the best checkpoints; see `Experiment.top_n_checkpoints`."""
     from determined.experiment._ranking import best_checkpoints
 
-    records = Records(home.database)
+    records = TrackingReader(home.database)
     found = best_checkpoints(records, experiment_id, count, sort_by, smaller_is_better, trial_id)
     return [Checkpoint(one, home) for one in found]

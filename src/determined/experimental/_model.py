@@ -11,7 +11,7 @@ from determined._home import Home
 from determined.experimental._checkpoint import Checkpoint
 from determined.experimental._metrics import moment
 from determined.experimental._orders import OrderBy, checked, texts
-from determined.tracking import ModelRecord, ModelVersionRecord, Records, Registry
+from determined.tracking import ModelRecord, ModelVersionRecord, Registry, TrackingReader
 
 
 class ModelVersion:
@@ -39,7 +39,7 @@ class ModelVersion:
     @property
     def checkpoint(self) -> Checkpoint:
         """The checkpoint that it is."""
-        return Checkpoint(Records(self._home.database).checkpoint(self._record.checkpoint), self._home)
+        return Checkpoint(TrackingReader(self._home.database).checkpoint(self._record.checkpoint), self._home)
 
     @property
     def name(self) -> str | None:
@@ -144,7 +144,7 @@ class Model:
     ) -> ModelVersion:
         """Make a checkpoint its next version, and return that. The checkpoint stays as long as it is one."""
         given = checkpoint_uuid.uuid if isinstance(checkpoint_uuid, Checkpoint) else checkpoint_uuid
-        uuid = Records(self._home.database).checkpoint(given).uuid
+        uuid = TrackingReader(self._home.database).checkpoint(given).uuid
         version = self._registry.register_version(self.model_id, uuid, name, comment, metadata)
         self.reload()
         return ModelVersion(version, self._home)

@@ -12,7 +12,7 @@ from determined.experimental import _listing, _metrics
 from determined.experimental._checkpoint import Checkpoint
 from determined.experimental._orders import CheckpointSortBy, OrderBy
 from determined.experimental._states import TrialState
-from determined.tracking import Records, TrialRecord
+from determined.tracking import TrackingReader, TrialRecord
 
 
 class Trial:
@@ -74,7 +74,7 @@ class Trial:
 
     def reload(self) -> Trial:
         """Read it from the record anew, and return it."""
-        self._record = Records(self._home.database).trial(self.id)
+        self._record = TrackingReader(self._home.database).trial(self.id)
         return self
 
     def kill(self) -> None:
@@ -134,7 +134,7 @@ class Trial:
 
     def iter_metrics(self, group: str | None = None) -> Iterator[_metrics.TrialMetrics]:
         """Yield its reports so far by step, of one group ("training", "validation", ...) or of all."""
-        yield from _metrics.of_reports(self.id, Records(self._home.database).metrics(self.id, group))
+        yield from _metrics.of_reports(self.id, TrackingReader(self._home.database).metrics(self.id, group))
 
     def stream_metrics(self, group: str) -> Iterator[_metrics.TrialMetrics]:
         """Yield what `iter_metrics` does, which is the newer name of it."""
@@ -186,7 +186,7 @@ class Trial:
         return found[0]
 
     def _own(self, uuid: str) -> Checkpoint:
-        found = Checkpoint(Records(self._home.database).checkpoint(uuid), self._home)
+        found = Checkpoint(TrackingReader(self._home.database).checkpoint(uuid), self._home)
         if found.trial_id != self.id:
             raise errors.CheckpointNotFoundException(
                 f"checkpoint {found.uuid} is of trial {found.trial_id}, not of trial {self.id}; ask that one for it."

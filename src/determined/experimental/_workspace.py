@@ -7,7 +7,7 @@ from typing import Any
 
 from determined import errors
 from determined._home import Home
-from determined.tracking import ExperimentRecord, Records
+from determined.tracking import ExperimentRecord, TrackingReader
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Workspace:
 
     def list_projects(self) -> list[Project]:
         """Return the projects that have experiments, by name."""
-        found = Records(self._home.database).experiments(include_archived=True)
+        found = TrackingReader(self._home.database).experiments(include_archived=True)
         names = {one.project for one in found if one.workspace == self.name and one.project}
         return [Project(self.name, name) for name in sorted(names)]
 
@@ -57,7 +57,7 @@ def workspace_of(call: str, name: str, home: Home) -> Workspace:
 
 def workspaces(home: Home) -> list[Workspace]:
     """Return the workspaces that have experiments, by name."""
-    found = Records(home.database).experiments(include_archived=True)
+    found = TrackingReader(home.database).experiments(include_archived=True)
     return [Workspace(name, home) for name in sorted({one.workspace for one in found if one.workspace})]
 
 

@@ -14,7 +14,7 @@ _SIGNAL_NAMES = {int(which): which.name for which in signal.Signals}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class End:
+class RankExit:
     """How the program of one rank ended."""
 
     rank: int
@@ -62,14 +62,14 @@ class End:
         return f"was killed by {name}{hint}"
 
 
-class Ends:
+class RankExits:
     """The ends of one attempt, as they come in."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._all: list[End] = []
+        self._all: list[RankExit] = []
 
-    def add(self, end: End) -> None:
+    def add(self, end: RankExit) -> None:
         """Take note of one."""
         self._all.append(end)
 
@@ -79,7 +79,7 @@ class Ends:
         return len(self._all) >= self._size
 
     @property
-    def failure(self) -> End | None:
+    def failure(self) -> RankExit | None:
         """The first rank that failed; others often fail in its wake, and say so."""
         failed = {end.rank: end for end in self._all if end.is_failure}
         causes = [end for end in failed.values() if end.blamed not in failed] or failed.values()

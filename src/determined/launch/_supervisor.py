@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from determined.launch._ends import End, Ends
+from determined.launch._ends import RankExit, RankExits
 from determined.launch._keeper import SIGNALS
 from determined.launch._line import Line
 
@@ -35,7 +35,7 @@ class _Rank:
 
     line: Line
     number: int = -1
-    end: End | None = None
+    end: RankExit | None = None
     overdue: str = ""
 
     def tell(self, **order: Any) -> None:
@@ -54,7 +54,7 @@ class Supervisor:
         self._events = selectors.DefaultSelector()
         self._ranks: list[_Rank] = []
         self._attempt = 0
-        self._ends = Ends(size)
+        self._ends = RankExits(size)
         self._released = False
         self._release_at: float | None = None
         self._kill_at: float | None = None
@@ -169,28 +169,28 @@ class Supervisor:
             if "attempt" in message:
                 self._on_start(rank, message["rank"], message["attempt"])
             else:
-                self._on_end(rank, End(rank.number, overdue=rank.overdue, **message))
+                self._on_end(rank, RankExit(rank.number, overdue=rank.overdue, **message))
 
     def _part(self, rank: _Rank) -> None:
         self._events.unregister(rank.line.link)
         rank.line.link.close()
         self._ranks.remove(rank)
         if rank.number >= 0 and rank.end is None:
-            self._on_end(rank, End(rank.number, -signal.SIGKILL, time.monotonic()))
+            self._on_end(rank, RankExit(rank.number, -signal.SIGKILL, time.monotonic()))
 
     def _on_start(self, rank: _Rank, number: int, attempt: int) -> None:
         if attempt != self._attempt:
             self._attempt = attempt
-            self._ends = Ends(self._size)
+            self._ends = RankExits(self._size)
             self._released, self._release_at = False, None
             self._remind_at = self._overdue_at = None
         rank.number = number
         if self._signum is None:
             rank.tell(command=self._command, patience=self._patience)
         else:
-            self._on_end(rank, End(number, 128 + self._signum, time.monotonic(), by_launcher=True))
+            self._on_end(rank, RankExit(number, 128 + self._signum, time.monotonic(), by_launcher=True))
 
-    def _on_end(self, rank: _Rank, end: End) -> None:
+    def _on_end(self, rank: _Rank, end: RankExit) -> None:
         """Keep the others from being ended at once where a rank has not ended well.
 
         What started the keepers ends all of them when it sees one fail; but they may be about to save, or to say
@@ -243,7 +243,7 @@ class Supervisor:
         if (failure := self._ends.failure) is not None:
             say(f"{self._told(failure)}. Host: {socket.gethostname()}.")
 
-    def _told(self, failure: End) -> str:
+    def _told(self, failure: RankExit) -> str:
         if failure.blamed in [rank.number for rank in self._living()]:
             return (
                 f"rank {failure.blamed} failed first: it does not end, and rank {failure.rank} {failure} because of it"

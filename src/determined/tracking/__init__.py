@@ -1,9 +1,9 @@
 """The tracking database: experiments, trials, metrics and checkpoints of every run on this machine.
 
-A run writes messages through a `Recorder`; a runner drives an experiment of many trials through a `Ledger` and shares
-the machine's `Slots`; the command line and other readers use `Records`, a `Registry` of models and, for what people add
-to the record or delete from it, a `Catalog`. Importing this package costs nothing: SQLAlchemy is imported when one of
-them is first used.
+A run writes messages through a `TrialWriter`. A runner drives an experiment of many trials through an
+`ExperimentStore` and shares the machine's `Slots`. The command line and other readers use `TrackingReader`, a
+`Registry` of models and, for what people add to the record or delete from it, a `Catalog`. Importing this package costs
+nothing: SQLAlchemy is imported when one of them is first used.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from ._process import RunProcess
 from ._room import lacks_room
 from ._turns import (
     KEEP,
+    Changeset,
     Control,
     Demand,
     Desired,
@@ -44,9 +45,8 @@ from ._turns import (
     Snapshot,
     TrialChange,
     TrialEntry,
-    Turn,
+    TrialRequest,
     Validation,
-    Wish,
 )
 from ._views import (
     BestValidation,
@@ -64,9 +64,9 @@ from ._views import (
 
 if TYPE_CHECKING:
     from ._catalog import Catalog
-    from ._ledger import Ledger
-    from ._recorder import Recorder
-    from ._records import Records
+    from ._ledger import ExperimentStore
+    from ._recorder import TrialWriter
+    from ._records import TrackingReader
     from ._registry import Registry
     from ._slots import Slots
 
@@ -74,6 +74,7 @@ __all__ = [
     "KEEP",
     "BestValidation",
     "Catalog",
+    "Changeset",
     "CheckpointDeleted",
     "CheckpointRecord",
     "CheckpointSaved",
@@ -85,9 +86,9 @@ __all__ = [
     "ExperimentChange",
     "ExperimentDescription",
     "ExperimentRecord",
+    "ExperimentStore",
     "Keep",
     "Lease",
-    "Ledger",
     "Message",
     "MetadataChanged",
     "MetricReport",
@@ -97,8 +98,6 @@ __all__ = [
     "NewTrial",
     "Overview",
     "ProgressChanged",
-    "Recorder",
-    "Records",
     "Registry",
     "RunDescription",
     "RunProcess",
@@ -110,13 +109,14 @@ __all__ = [
     "Snapshot",
     "StateChanged",
     "StatusChanged",
+    "TrackingReader",
     "TrialChange",
     "TrialEntry",
     "TrialOverview",
     "TrialRecord",
-    "Turn",
+    "TrialRequest",
+    "TrialWriter",
     "Validation",
-    "Wish",
     "as_stored",
     "encode_json",
     "is_comparable",
@@ -126,9 +126,9 @@ __all__ = [
 
 _LOADED_ON_USE = {
     "Catalog": "_catalog",
-    "Ledger": "_ledger",
-    "Recorder": "_recorder",
-    "Records": "_records",
+    "ExperimentStore": "_ledger",
+    "TrialWriter": "_recorder",
+    "TrackingReader": "_records",
     "Registry": "_registry",
     "Slots": "_slots",
 }

@@ -10,7 +10,7 @@ from ._messages import CheckpointState, MetricReport, RunState
 from ._process import RunProcess
 from ._reading import Reader
 from ._rows import Row
-from ._turns import Desired, TrialEntry, Wish
+from ._turns import Desired, TrialEntry, TrialRequest
 from ._views import CheckpointRecord, ExperimentRecord, TrialRecord, find_best, summarize
 
 
@@ -139,8 +139,8 @@ def entry(row: Row) -> TrialEntry:
     )
 
 
-def _wish(row: Row) -> Wish | None:
-    return None if row.wish is None else _runs.state_of(Wish, row, "wish")
+def _wish(row: Row) -> TrialRequest | None:
+    return None if row.wish is None else _runs.state_of(TrialRequest, row, "wish")
 
 
 def history(reader: Reader, trial: Row, reports: Sequence[MetricReport]) -> list[MetricReport]:

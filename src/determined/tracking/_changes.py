@@ -31,7 +31,7 @@ _VALIDATION = "validation"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class TrialRef:
     """The trial that messages are about."""
 
     experiment_id: int
@@ -45,7 +45,7 @@ class Recorded:
 class Changes:
     """What a list of messages does to each table, so that each is written once."""
 
-    of: Recorded
+    of: TrialRef
     metrics: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     saved: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     deleted: list[str] = dataclasses.field(default_factory=list)

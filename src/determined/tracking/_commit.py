@@ -15,11 +15,11 @@ from . import _claims, _runs, _schema, _tallies, _writing
 from ._messages import RunState
 from ._process import RunProcess
 from ._rows import EVENT, EXPERIMENT, RUN, RUNNER, SNAPSHOT, TRIAL, Row
-from ._turns import ExperimentChange, NewTrial, SearchEvent, Snapshot, TrialChange, Turn
+from ._turns import Changeset, ExperimentChange, NewTrial, SearchEvent, Snapshot, TrialChange
 from ._views import searcher_metric
 
 
-def store(connection: sa.Connection, experiment_id: int, process: RunProcess | None, turn: Turn) -> list[int]:
+def store(connection: sa.Connection, experiment_id: int, process: RunProcess | None, turn: Changeset) -> list[int]:
     """Store a turn of the process that runs an experiment; returns the ids of its new trials."""
     # First of all, so that of two runners one waits here.
     runner = _claims.require(connection, experiment_id, process)

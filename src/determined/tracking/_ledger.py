@@ -32,6 +32,7 @@ from ._reading import Reader
 from ._rows import Row
 from ._turns import (
     KEEP,
+    Changeset,
     Control,
     Desired,
     ExperimentDescription,
@@ -40,16 +41,15 @@ from ._turns import (
     SearchEvent,
     Snapshot,
     TrialEntry,
-    Turn,
+    TrialRequest,
     Validation,
-    Wish,
 )
 from ._views import searcher_metric
 
 _AT_ONCE = 1000
 
 
-class Ledger:
+class ExperimentStore:
     """Reads and writes one driven experiment, for its runner and for those who control it. Any thread may use it.
 
     Made by `create` for a new experiment and by `open` for one that is on record. Every call is a transaction of its
@@ -118,7 +118,7 @@ class Ledger:
                 _claims.release(connection, self.experiment_id, self._process)
             self._process = None
 
-    def commit(self, turn: Turn) -> list[int]:
+    def commit(self, turn: Changeset) -> list[int]:
         """Store all of a turn, or nothing if it fails; returns the ids of its new trials in their order.
 
         `TrackingException` if this ledger has not claimed the experiment or another runner has taken over since, if
@@ -178,7 +178,7 @@ class Ledger:
         desired: Desired | None = None,
         max_slots: int | Keep | None = KEEP,
         priority: int | Keep | None = KEEP,
-        wishes: Mapping[int, Wish] | None = None,
+        wishes: Mapping[int, TrialRequest] | None = None,
     ) -> None:
         """Tell the runner, or the next one, what people want; `wishes` are by trial id.
 

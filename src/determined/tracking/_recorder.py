@@ -1,4 +1,4 @@
-"""Writing to the tracking database: one Recorder for one trial."""
+"""Writing to the tracking database: one `TrialWriter` for one trial."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import sqlalchemy as sa
 from determined import errors
 
 from . import _best, _database, _migrations, _reading, _relocation, _schema, _writing
-from ._changes import Changes, Recorded, fields
+from ._changes import Changes, TrialRef, fields
 from ._messages import Message, RunDescription, RunState
 from ._rows import EXPERIMENT, TRIAL, Row
 from ._views import best_value, is_comparable, searcher_metric
 
 
-class Recorder:
+class TrialWriter:
     """Writes what happens in one trial. Any thread may use it, several at once too.
 
     Made by `start` for a new local run and by `attach` for a trial that is already recorded. In an experiment that a
     runner drives, the states of the trial and the experiment are the runner's: what a `StateChanged` says is kept with
-    the run that said it, where the runner finds it (`Ledger.runs`), and progress is the trial's alone.
+    the run that said it, where the runner finds it (`ExperimentStore.runs`), and progress is the trial's alone.
     """
 
-    def __init__(self, engine: sa.Engine, of: Recorded) -> None:
+    def __init__(self, engine: sa.Engine, of: TrialRef) -> None:
         self.experiment_id = of.experiment_id
         self.trial_id = of.trial_id
         self._of = of
@@ -116,7 +116,7 @@ class Recorder:
         self.close()
 
 
-def _insert_run(engine: sa.Engine, run: RunDescription) -> Recorded:
+def _insert_run(engine: sa.Engine, run: RunDescription) -> TrialRef:
     now = time.time()
     begun = {"state": RunState.ACTIVE.value, "started": now}
     experiment = {"name": run.name, "config": run.config, "is_local": True, **begun}
@@ -124,10 +124,10 @@ def _insert_run(engine: sa.Engine, run: RunDescription) -> Recorded:
     with engine.begin() as connection:
         experiment_id = _writing.insert_experiment(connection, experiment)
         (trial_id,) = _writing.insert_trials(connection, experiment_id, [trial])
-    return Recorded(experiment_id=experiment_id, trial_id=trial_id)
+    return TrialRef(experiment_id=experiment_id, trial_id=trial_id)
 
 
-def _recorded(engine: sa.Engine, experiment_id: int, trial_id: int, run_id: int | None) -> Recorded:
+def _recorded(engine: sa.Engine, experiment_id: int, trial_id: int, run_id: int | None) -> TrialRef:
     with _database.for_reading(engine).begin() as connection:
         trial = connection.execute(TRIAL.select().where(_schema.trials.c.id == trial_id)).one_or_none()
         if trial is None or trial.experiment_id != experiment_id:
@@ -138,7 +138,7 @@ def _recorded(engine: sa.Engine, experiment_id: int, trial_id: int, run_id: int 
         row = connection.execute(EXPERIMENT.select().where(_schema.experiments.c.id == experiment_id)).one()
     experiment, runs = EXPERIMENT.read(row), TRIAL.read(trial).run_id or 0
     if experiment.is_local:
-        return Recorded(experiment_id=experiment_id, trial_id=trial_id)
+        return TrialRef(experiment_id=experiment_id, trial_id=trial_id)
     if run_id is not None and not 1 <= run_id <= runs:
         raise errors.TrackingException(
             f"trial {trial_id} of experiment {experiment_id} has {runs} runs on record, so run {run_id} cannot write "
@@ -147,9 +147,9 @@ def _recorded(engine: sa.Engine, experiment_id: int, trial_id: int, run_id: int 
     return _of_driven(experiment, trial_id, run_id)
 
 
-def _of_driven(experiment: Row, trial_id: int, run_id: int | None) -> Recorded:
+def _of_driven(experiment: Row, trial_id: int, run_id: int | None) -> TrialRef:
     searched = searcher_metric(experiment.config)
-    return Recorded(
+    return TrialRef(
         experiment_id=experiment.id,
         trial_id=trial_id,
         is_driven=True,

@@ -19,7 +19,7 @@ _SHORTEST_PREFIX = 4
 _MOST_CANDIDATES = 5
 
 
-class Records:
+class TrackingReader:
     """Reads the tracking database, by default that of the home folder. It need not exist: then there is nothing in it.
 
     Holds no connection between calls, so there is nothing to close and any thread may use it. What it returns is as it

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from determined import errors
 
 from . import _database, _schema, _tallies, _writing
-from ._changes import Recorded
+from ._changes import TrialRef
 from ._messages import CheckpointState
 from ._rows import CHECKPOINT, EXPERIMENT, REPORT, TRIAL, Layout, Row
 
@@ -50,7 +50,7 @@ class OpenFile:
         return None if found is None else (found.st_dev, found.st_ino)
 
 
-def carry_over(source: sa.Connection, target: sa.Connection, of: Recorded) -> Recorded:
+def carry_over(source: sa.Connection, target: sa.Connection, of: TrialRef) -> TrialRef:
     """Store in the target what it lacks of a local run, and return where that is; its ids stay the same if possible."""
     (experiment,) = _rows(source, EXPERIMENT, _schema.experiments.c.id == of.experiment_id)
     (trial,) = _rows(source, TRIAL, _schema.trials.c.id == of.trial_id)
@@ -69,10 +69,10 @@ def carry_over(source: sa.Connection, target: sa.Connection, of: Recorded) -> Re
     return recorded
 
 
-def _insert(target: sa.Connection, experiment: Row, trial: Row) -> Recorded:
+def _insert(target: sa.Connection, experiment: Row, trial: Row) -> TrialRef:
     experiment_id = _writing.insert_experiment(target, _values(experiment, _free(target, EXPERIMENT, experiment)))
     (trial_id,) = _writing.insert_trials(target, experiment_id, [_values(trial, _free(target, TRIAL, trial))])
-    return Recorded(experiment_id=experiment_id, trial_id=trial_id)
+    return TrialRef(experiment_id=experiment_id, trial_id=trial_id)
 
 
 def _free(target: sa.Connection, layout: Layout, row: Row) -> int | None:

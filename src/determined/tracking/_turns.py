@@ -30,7 +30,7 @@ class Desired(enum.StrEnum):
     KILLED = "KILLED"
 
 
-class Wish(enum.StrEnum):
+class TrialRequest(enum.StrEnum):
     """What people want to become of one trial: stop with a checkpoint, or end at once."""
 
     STOP = "STOP"
@@ -125,7 +125,7 @@ class ExperimentChange:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class Changeset:
     """What a runner does at once: all of it is stored, or nothing."""
 
     events: Sequence[SearchEvent] = ()
@@ -145,7 +145,7 @@ class Control:
     started: float
     max_slots: int | None
     priority: int | None
-    wishes: Mapping[int, Wish]
+    wishes: Mapping[int, TrialRequest]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,7 @@ class TrialEntry:
     hparams: Mapping[str, Any]
     seed: int
     progress: float | None
-    wish: Wish | None
+    wish: TrialRequest | None
     started: float
     ended: float | None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ._messages import CheckpointState, MetricReport, RunState
 from ._process import RunProcess
-from ._turns import Desired, RunRecord, Wish
+from ._turns import Desired, RunRecord, TrialRequest
 
 _LOSS_NAMES = ("validation_loss", "val_loss", "loss")
 
@@ -97,7 +97,7 @@ class TrialRecord:
     request_id: str | None  # how the search calls it; None in a local experiment
     run_id: int  # of its latest run in a driven experiment; 0 before the first
     restarts: int  # after failures
-    wish: Wish | None
+    wish: TrialRequest | None
     runner: RunProcess | None  # of its experiment
 
     @property

@@ -12,7 +12,7 @@ from . import _runs, _schema, _writing
 from ._damage import Damage
 from ._messages import RunState
 from ._rows import EXPERIMENT, TRIAL, Row
-from ._turns import KEEP, Control, Desired, Keep, Wish
+from ._turns import KEEP, Control, Desired, Keep, TrialRequest
 
 _EXPERIMENTS, _TRIALS = _schema.experiments.c, _schema.trials.c
 _ENDS = (Desired.CANCELED, Desired.KILLED)
@@ -34,7 +34,10 @@ def control(connection: sa.Connection, experiment_id: int) -> Control:
         started=experiment.started,
         max_slots=experiment.max_slots,
         priority=experiment.priority,
-        wishes={trial.id: _runs.state_of(Wish, trial, "wish") for trial in sorted(trials, key=lambda row: int(row.id))},
+        wishes={
+            trial.id: _runs.state_of(TrialRequest, trial, "wish")
+            for trial in sorted(trials, key=lambda row: int(row.id))
+        },
     )
 
 
@@ -53,7 +56,7 @@ def ask(
     experiment_id: int,
     desired: Desired | None,
     limits: Mapping[str, int | Keep | None],
-    wishes: Mapping[int, Wish],
+    wishes: Mapping[int, TrialRequest],
 ) -> None:
     """Store what is wanted of an experiment and of its trials; `limits` are columns of the experiment."""
     rows = _writing.locked(connection, EXPERIMENT, _EXPERIMENTS.id == experiment_id)
@@ -94,7 +97,7 @@ def _require_room_for_one(experiment: Row, max_slots: int | Keep | None) -> None
         )
 
 
-def _wish(connection: sa.Connection, experiment_id: int, trial_id: int, wish: Wish) -> None:
+def _wish(connection: sa.Connection, experiment_id: int, trial_id: int, wish: TrialRequest) -> None:
     rows = _writing.locked(connection, TRIAL, _TRIALS.id == trial_id, _TRIALS.experiment_id == experiment_id)
     if not rows:
         raise errors.TrackingException(

@@ -22,11 +22,11 @@ _TITLES = {"batches": "batches trained", "epochs": "epochs trained", "seconds": 
 def of_experiment(
     ranked: Sequence[tuple[int, Sequence[MetricReport]]],
     started: Mapping[int, float],
-    judged_by: str,
+    ranking_metric: str,
     query: Mapping[str, str],
 ) -> dict[str, Any]:
     """Return the validations of trials, which come the best first, with what else can be chosen."""
-    names = {_short(name): name for name in _metrics([one for _, reports in ranked for one in reports], judged_by)}
+    names = {_short(name): name for name in _metrics([one for _, reports in ranked for one in reports], ranking_metric)}
     shown, axis = _chosen(query.get("metric"), list(names)), _chosen(query.get("axis"), _AXES)
     metric = names[shown]
     curves = [

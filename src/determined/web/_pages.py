@@ -17,9 +17,9 @@ import yaml
 from determined import _text, tracking
 from determined._home import Home
 from determined.experiment import wording
-from determined.experiment._ranking import Scores, judged_by, ranked_trials
+from determined.experiment._ranking import Scores, ranked_trials, ranking_metric
 from determined.experiment.executors import LogLine, read_logs
-from determined.tracking import CheckpointState, Desired, ExperimentRecord, Records, TrialRecord
+from determined.tracking import CheckpointState, Desired, ExperimentRecord, TrackingReader, TrialRecord
 from determined.web import _charts
 from determined.web._memory import Memory
 
@@ -62,7 +62,7 @@ class Pages:
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._records = Records(home.database)
+        self._records = TrackingReader(home.database)
         self._experiments = Memory(self._read_experiment)
         self._trials = Memory(self._read_trial)
 
@@ -165,7 +165,7 @@ class Pages:
 
     def _read_experiment(self, id: int) -> _Experiment:
         found = self._records.overview(id)
-        metric, smaller_is_better = judged_by(found.experiment, found.trials)
+        metric, smaller_is_better = ranking_metric(found.experiment, found.trials)
         scores = Scores(found.validations, metric, smaller_is_better)
         return _Experiment(
             record=found.experiment,

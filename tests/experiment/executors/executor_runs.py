@@ -13,7 +13,7 @@ import psutil
 
 import determined as det
 from determined import tracking
-from determined.experiment.executors import Ended, LocalExecutor, LogLine, RunSpec, read_logs
+from determined.experiment.executors import LocalExecutor, LogLine, RunExit, RunSpec, read_logs
 from managed import record_trial
 
 PATIENCE = 60.0
@@ -70,7 +70,7 @@ class Runs:
         self.code = folder / "code"
         self.code.mkdir()
         self.going: set[int] = set()
-        self._ended: dict[int, Ended] = {}
+        self._ended: dict[int, RunExit] = {}
         self._numbers = iter(range(1, 100))
 
     def write(self, text: str, name: str = "model_def.py") -> None:
@@ -106,9 +106,9 @@ class Runs:
         environment = info.to_environment() | changes.pop("environment", {})
         return self.spec(entrypoint, trial_id=trial_id, environment=environment, **changes)
 
-    def records(self) -> tracking.Records:
+    def records(self) -> tracking.TrackingReader:
         """Return the records of trials."""
-        return tracking.Records(self.folder / "det-home" / "tracking.db")
+        return tracking.TrackingReader(self.folder / "det-home" / "tracking.db")
 
     def start(self, spec: RunSpec) -> RunSpec:
         """Begin a run."""
@@ -131,7 +131,7 @@ class Runs:
             self.going.discard(ended.trial_id)
             self._ended[ended.trial_id] = ended
 
-    def end(self, spec: RunSpec) -> Ended:
+    def end(self, spec: RunSpec) -> RunExit:
         """Wait for the end of a run."""
         deadline = time.monotonic() + PATIENCE
         while spec.trial_id not in self._ended:
@@ -139,7 +139,7 @@ class Runs:
             self.collect(1.0)
         return self._ended.pop(spec.trial_id)
 
-    def run(self, spec: RunSpec) -> Ended:
+    def run(self, spec: RunSpec) -> RunExit:
         """Run to the end."""
         return self.end(self.start(spec))
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from executor_runs import Runs, await_none, environment, lives, members
 
-from determined.experiment.executors import Ended, EndReason, LocalExecutor, RunSpec, read_logs
+from determined.experiment.executors import EndReason, LocalExecutor, RunExit, RunSpec, read_logs
 
 pytestmark = pytest.mark.process
 
@@ -59,7 +59,7 @@ def await_text(spec: RunSpec, text: str) -> None:
         time.sleep(0.01)
 
 
-def adopted(spec: RunSpec) -> Ended:
+def adopted(spec: RunSpec) -> RunExit:
     with LocalExecutor() as later:
         later.adopt(spec)
         (ended,) = later.ended(60)

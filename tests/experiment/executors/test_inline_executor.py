@@ -12,7 +12,7 @@ import pytest
 from executor_runs import TRIAL, Runs
 
 from determined import errors
-from determined.experiment.executors import Ended, EndReason, InlineExecutor, RunSpec
+from determined.experiment.executors import EndReason, InlineExecutor, RunExit, RunSpec
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def runs(tmp_path: pathlib.Path) -> Iterator[Runs]:
     executor.close()
 
 
-def run(runs: Runs, spec: RunSpec) -> Ended:
+def run(runs: Runs, spec: RunSpec) -> RunExit:
     runs.executor.start(spec)
     (ended,) = runs.executor.ended(None)
     return ended
@@ -81,7 +81,7 @@ def test_what_needs_processes_is_not_started(entrypoint: object, ranks: int, run
     assert "cannot run within one process" in ended.message
 
 
-def adopted(runs: Runs, spec: RunSpec) -> Ended:
+def adopted(runs: Runs, spec: RunSpec) -> RunExit:
     runs.executor.adopt(spec)
     (ended,) = runs.executor.ended(0.0)
     return ended

@@ -99,7 +99,7 @@ def test_program_in_git_is_what_git_tracks_without_stores_environments_and_large
     subprocess.run(["git", "add", "-A"], cwd=project, check=True)
     (project / "untracked.md").touch()
     printed = run_program(script, DET_HOME=str(project / "home"))
-    saved = tracking.Records(project / "home" / "tracking.db").checkpoints()
+    saved = tracking.TrackingReader(project / "home" / "tracking.db").checkpoints()
     assert [pathlib.Path(one.path).parent for one in saved] == [project / "store"] * 2
     expected = {"train.py", "helping/__init__.py", "helping/parts.py", "unused.py", "data.bin", "notes.md"}
     assert [code_of(pathlib.Path(one.path)) for one in saved] == [expected] * 2
@@ -124,7 +124,7 @@ def test_checkpoint_has_no_values_of_environment_variables(tmp_path: pathlib.Pat
 def test_program_is_kept_when_its_folder_is_the_store(tmp_path: pathlib.Path) -> None:
     script = write_program(tmp_path / "project")
     run_program(script, DET_HOME=str(script.parent))
-    saved = tracking.Records(script.parent / "tracking.db").checkpoints()
+    saved = tracking.TrackingReader(script.parent / "tracking.db").checkpoints()
     expected = {"train.py", "helping/__init__.py", "helping/parts.py"}
     assert [code_of(pathlib.Path(one.path)) for one in saved] == [expected] * 2
 

@@ -67,7 +67,7 @@ def _checkpoint(view: View, home: Home) -> str:
     from determined.experiment._ranking import best_checkpoints
 
     try:
-        return best_checkpoints(tracking.Records(home.database), view.id, 1)[0].uuid
+        return best_checkpoints(tracking.TrackingReader(home.database), view.id, 1)[0].uuid
     except errors.CheckpointNotFoundException:
         return "none was saved at a validation"
 

@@ -16,7 +16,7 @@ from determined.experiment.wording import flat, varying
 from ._view import TrialView, View
 
 if TYPE_CHECKING:
-    from determined.experiment._searching import Searching
+    from determined.experiment._searching import SearchReplay
     from determined.experiment.executors import LogLine
     from determined.experiment.search import Rung
 
@@ -35,9 +35,9 @@ class Watch:
 
         self._home = home
         self._id = experiment_id
-        record = tracking.Records(home.database).experiment(experiment_id)
+        record = tracking.TrackingReader(home.database).experiment(experiment_id)
         with contextlib.ExitStack() as stack:
-            self._ledger = stack.enter_context(tracking.Ledger.open(home.database, experiment_id))
+            self._ledger = stack.enter_context(tracking.ExperimentStore.open(home.database, experiment_id))
             self._slots = stack.enter_context(tracking.Slots(home.database))
             self._opened = stack.pop_all()
         self._name = record.name
@@ -51,13 +51,13 @@ class Watch:
         self._entries: list[tracking.TrialEntry] = []
         self._alone_since: float | None = None
 
-    def _open_search(self) -> Searching | None:
+    def _open_search(self) -> SearchReplay | None:
         """Return the search if it has rungs; others would cost more than they tell."""
-        from determined.experiment._searching import Searching
+        from determined.experiment._searching import SearchReplay
 
         if getattr(self._config.searcher, "time_metric", None) is None:
             return None
-        return Searching(self._config, self._ledger, self._home.code(self._id))
+        return SearchReplay(self._config, self._ledger, self._home.code(self._id))
 
     def look(self) -> View:
         """Return how the experiment stands."""

@@ -78,7 +78,7 @@ def set_priority(id: ExperimentId, priority: NumberOrNone) -> None:
 
 
 def _ask(id: int, **limits: int | None) -> None:
-    with tracking.Ledger.open(_home.home().database, id) as ledger:
+    with tracking.ExperimentStore.open(_home.home().database, id) as ledger:
         arguments: dict[str, Any] = limits
         ledger.ask(**arguments)
 

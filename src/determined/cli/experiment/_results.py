@@ -22,13 +22,13 @@ def plot(
     ] = None,
 ) -> None:
     """Draw the validation metrics of all trials into a picture, one panel per metric, one curve per trial."""
-    from determined.experiment._ranking import judged_by, ranked_trials
+    from determined.experiment._ranking import ranked_trials, ranking_metric
 
     found = _output.open_records().overview(id)
     target = output or pathlib.Path(f"experiment-{id}.png")
     ranked = ranked_trials(found.experiment, found.trials)
     curves = [(f"trial {trial.id}", found.validations[trial.id]) for trial in ranked]
-    metric, _ = judged_by(found.experiment, found.trials)
+    metric, _ = ranking_metric(found.experiment, found.trials)
     _output.say_left_out(_plot.draw_trials(curves, metric, f"{found.experiment.name}, experiment {id}", target))
     typer.echo(f"Wrote {_output.plain(target)}")
 

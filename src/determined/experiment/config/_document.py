@@ -11,7 +11,7 @@ from typing import Any
 from determined import errors
 from determined._secrets import MASK, is_secret
 from determined._text import plain as printable
-from determined.experiment.config._findings import NOTHING, SECRET, Finding
+from determined.experiment.config._findings import NOTHING, SECRET, ConfigIssue
 from determined.experiment.config._section import Path
 from determined.experiment.config._text import shown, spelled
 from determined.experiment.config._tree import Plain, TooMuch
@@ -31,7 +31,7 @@ class Document:
     source: str
     tree: Any = None
     lines: dict[Path, int | None] = dataclasses.field(default_factory=dict)
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[ConfigIssue, ...] = ()
 
     def line(self, path: Path) -> int | None:
         """Return the line of a key, or else of the section that it is missing from."""
@@ -39,7 +39,7 @@ class Document:
             path = path[:-1]
         return self.lines.get(path)
 
-    def invalid(self, *findings: Finding) -> errors.InvalidConfig:
+    def invalid(self, *findings: ConfigIssue) -> errors.InvalidConfig:
         """Return the error that says all that is wrong."""
         source = printable(self.source)
         problems = sorted(map(self._problem, findings), key=lambda problem: problem.line or sys.maxsize)
@@ -48,7 +48,7 @@ class Document:
         listed = "".join(f"\n  {problem}" for problem in problems)
         return errors.InvalidConfig(f"{source}: {len(problems)} problems{listed}", problems)
 
-    def _problem(self, finding: Finding) -> errors.ConfigProblem:
+    def _problem(self, finding: ConfigIssue) -> errors.ConfigProblem:
         return errors.ConfigProblem(
             path=spelled(finding.path),
             rule=finding.rule,
@@ -67,13 +67,13 @@ def document_of_file(path: str | os.PathLike[str]) -> Document:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         remedy = "Give the path of a file with an experiment config."
-        raise Document(source).invalid(Finding((), f"it cannot be read ({reason})", remedy)) from None
+        raise Document(source).invalid(ConfigIssue((), f"it cannot be read ({reason})", remedy)) from None
     _require_room(content, "bytes", source)
     try:
         return document_of_text(content.decode("utf-8-sig"), source)
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        finding = Finding((), f"byte {error.start + 1} is not UTF-8", "Save the file as UTF-8.")
+        finding = ConfigIssue((), f"byte {error.start + 1} is not UTF-8", "Save the file as UTF-8.")
         raise Document(source, lines={(): line}).invalid(finding) from None
 
 
@@ -89,7 +89,7 @@ def document_of_text(text: str, source: str) -> Document:
 
 def _require_room(content: str | bytes, units: str, source: str) -> None:
     if len(content) > LARGEST:
-        finding = Finding((), f"it has more than {LARGEST:,} {units}", "Move data to a file of its own.")
+        finding = ConfigIssue((), f"it has more than {LARGEST:,} {units}", "Move data to a file of its own.")
         raise Document(source).invalid(finding)
 
 
@@ -103,7 +103,7 @@ def plain(document: Document) -> Document:
     if not isinstance(tree, dict):
         rule = "it is empty" if document.tree is None else "an experiment config is a map of keys and values"
         value = NOTHING if tree is None else tree
-        raise document.invalid(*copier.findings, Finding((), rule, _SMALLEST_CONFIG, value))
+        raise document.invalid(*copier.findings, ConfigIssue((), rule, _SMALLEST_CONFIG, value))
     return dataclasses.replace(document, tree=tree, findings=(*document.findings, *copier.findings))
 
 
@@ -119,20 +119,20 @@ def _with_override(document: Document, override: str) -> Document:
     path = tuple(key.strip() for key in spelling.split("."))
     if not equals or not all(path):
         rule, remedy = "an override is of the form key=value", "Write, for example, searcher.max_trials=20."
-        return _with_finding(document, Finding((), rule, remedy, override))
+        return _with_finding(document, ConfigIssue((), rule, remedy, override))
     try:
         read = read_yaml(text)
     except Unreadable as error:
         return _with_finding(document, error.finding._replace(path=path), path)
     if (tree := _replaced(document.tree, path, read.value)) is None:
-        finding = Finding(path, "there is no map to put it into", "Override the value around it.")
+        finding = ConfigIssue(path, "there is no map to put it into", "Override the value around it.")
         return _with_finding(document, finding, path)
     lines = {known: line for known, line in document.lines.items() if known[: len(path)] != path}
     findings = [finding._replace(path=(*path, *finding.path)) for finding in read.findings]
     return Document(document.source, tree, lines | {path: None}, (*document.findings, *findings))
 
 
-def _with_finding(document: Document, finding: Finding, path: Path = ()) -> Document:
+def _with_finding(document: Document, finding: ConfigIssue, path: Path = ()) -> Document:
     # It is about no line of the text.
     return Document(document.source, document.tree, document.lines | {path: None}, (*document.findings, finding))
 
@@ -148,7 +148,7 @@ def _replaced(tree: Any, path: Path, value: Any) -> Any:
     return None if inner is None and rest else {**(tree or {}), key: inner}
 
 
-def _value(finding: Finding) -> str | None:
+def _value(finding: ConfigIssue) -> str | None:
     if finding.value is NOTHING:
         return None
     is_guarded = bool(finding.path) and finding.path[0] in _GUARDED and isinstance(finding.value, dict | list)

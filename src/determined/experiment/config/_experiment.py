@@ -14,7 +14,7 @@ from determined.experiment.config._hyperparameters import Space
 from determined.experiment.config._length import Length
 from determined.experiment.config._names import generated_name
 from determined.experiment.config._searcher import Searcher
-from determined.experiment.config._section import Breach, Natural, Positive, Section, Text, broken, inert
+from determined.experiment.config._section import Natural, Positive, RuleViolation, Section, Text, broken, inert
 from determined.experiment.config._sections import (
     Environment,
     LogPolicy,
@@ -35,7 +35,7 @@ def _entrypoint(value: Any) -> str | list[str]:
     if isinstance(value, list) and value and all(isinstance(word, str) for word in value) and value[0]:
         return value
     rule = "it is neither a text with a command or module:Class nor a list of texts"
-    raise broken([Breach((), rule, "Write entrypoint: model_def:MyTrial, or entrypoint: python3 train.py.")])
+    raise broken([RuleViolation((), rule, "Write entrypoint: model_def:MyTrial, or entrypoint: python3 train.py.")])
 
 
 class ExperimentConfig(Section):
@@ -197,7 +197,7 @@ class ExperimentConfig(Section):
         """Return what `to_dict` does, for showing: secrets are replaced by asterisks."""
         return mask(self.to_dict())
 
-    def breaches(self) -> Iterator[Breach]:
+    def breaches(self) -> Iterator[RuleViolation]:
         """Yield the rules over several sections that do not hold."""
         yield from _rules.breaches(self)
 

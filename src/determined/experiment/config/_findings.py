@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from determined.experiment.config._experiment import ExperimentConfig
 from determined.experiment.config._hyperparameters import KINDS
 from determined.experiment.config._searcher import SEARCHERS
-from determined.experiment.config._section import Breach, Path, Section, is_marked, tagged
+from determined.experiment.config._section import Path, RuleViolation, Section, is_marked, tagged
 from determined.experiment.config._storage import HOME, STORAGES, HomeStorage
 from determined.experiment.config._text import any_of, in_yaml, nearest
 
@@ -27,7 +27,7 @@ _KINDS: dict[str, type[Section]] = {
 } | {HOME: HomeStorage}
 
 
-class Finding(NamedTuple):
+class ConfigIssue(NamedTuple):
     """One rule that does not hold."""
 
     path: Path
@@ -52,13 +52,13 @@ class _Place(NamedTuple):
         return f"{self.name}: {in_yaml(examples[0])}" if examples else "something else"
 
 
-def findings(error: pydantic.ValidationError) -> Iterator[Finding]:
+def findings(error: pydantic.ValidationError) -> Iterator[ConfigIssue]:
     """Yield what an error of the models means."""
     for detail in error.errors(include_url=False):
         yield from _findings(detail)
 
 
-def _findings(detail: ErrorDetails) -> Iterator[Finding]:
+def _findings(detail: ErrorDetails) -> Iterator[ConfigIssue]:
     place = _place(detail["loc"])
     kind = detail["type"]
     if kind == "breaches":
@@ -72,7 +72,7 @@ def _findings(detail: ErrorDetails) -> Iterator[Finding]:
         value = NOTHING if kind == "missing" else detail["input"]
         is_secret = place.field is not None and is_marked(place.field, "secret")
         rule, remedy = _explained(detail, place)
-        yield Finding(place.path, rule, remedy, SECRET if is_secret else value)
+        yield ConfigIssue(place.path, rule, remedy, SECRET if is_secret else value)
 
 
 def _place(loc: tuple[str | int, ...]) -> _Place:
@@ -96,7 +96,7 @@ def _section_in(annotation: Any) -> type[Section] | None:
     return next((found for part in get_args(annotation) if (found := _section_in(part))), None)
 
 
-def _of_breach(place: _Place, breach: Breach, given: Any) -> Finding:
+def _of_breach(place: _Place, breach: RuleViolation, given: Any) -> ConfigIssue:
     value: Any = given
     for key in breach.at:
         try:
@@ -107,10 +107,10 @@ def _of_breach(place: _Place, breach: Breach, given: Any) -> Finding:
     field = place.section.model_fields.get(str(breach.at[0])) if breach.at and place.section else None
     if field is not None and is_marked(field, "secret"):
         value = SECRET
-    return Finding((*place.path, *breach.at), breach.rule, breach.remedy, value, breach.needs)
+    return ConfigIssue((*place.path, *breach.at), breach.rule, breach.remedy, value, breach.needs)
 
 
-def _of_unknown_key(loc: tuple[str | int, ...]) -> Finding:
+def _of_unknown_key(loc: tuple[str | int, ...]) -> ConfigIssue:
     *above, key = loc
     section = _place(tuple(above)).section
     known = list(section.model_fields) if section else []
@@ -125,7 +125,7 @@ def _of_unknown_key(loc: tuple[str | int, ...]) -> Finding:
         remedy = f"The keys here are {', '.join(known)}."
         if section is ExperimentConfig:
             remedy += " Hyperparameters go below hyperparameters, what else the program needs below data."
-    return Finding(path, "there is no such key here", remedy)
+    return ConfigIssue(path, "there is no such key here", remedy)
 
 
 def _owners(section: type[Section] | None, key: str) -> str | None:
@@ -147,22 +147,22 @@ def _homes() -> dict[str, str]:
     return dict.fromkeys((key for kind in SEARCHERS for key in kind.model_fields), "searcher") | homes
 
 
-def _of_unknown_kind(place: _Place, given: Any) -> Finding:
+def _of_unknown_kind(place: _Place, given: Any) -> ConfigIssue:
     key, family = next((key, family) for key, family in _FAMILIES if _is_family(place, family))
     choices = [str(kind.model_fields[key].default) for kind in family]
     if not isinstance(given, Mapping):
-        return Finding(place.path, "it is not a map of keys and values", f"Write {place.example}.", given)
+        return ConfigIssue(place.path, "it is not a map of keys and values", f"Write {place.example}.", given)
     path = (*place.path, key)
     kind = given.get(key)
     if kind is None:
-        return Finding(path, "it is required", f"Write {key}: {any_of(choices)}.")
+        return ConfigIssue(path, "it is required", f"Write {key}: {any_of(choices)}.")
     remedy = _did_you_mean(nearest(kind, choices)) or f"Write {key}: {any_of(choices)}."
     if family is KINDS:
         remedy += (
             f" A map with {key} is a range; a hyperparameter of that name is written "
             f"{key}: {{type: const, val: {kind}}}."
         )
-    return Finding(path, f"it is not one of {', '.join(choices)}", remedy, kind)
+    return ConfigIssue(path, f"it is not one of {', '.join(choices)}", remedy, kind)
 
 
 def _is_family(place: _Place, family: tuple[type[Section], ...]) -> bool:

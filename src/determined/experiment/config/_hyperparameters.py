@@ -10,7 +10,7 @@ import pydantic
 from pydantic import Discriminator, Field, Tag
 from typing_extensions import TypeAliasType
 
-from determined.experiment.config._section import Breach, Positive, Section, is_finite_power, tagged
+from determined.experiment.config._section import Positive, RuleViolation, Section, is_finite_power, tagged
 
 # The widest range that NumPy draws whole numbers from.
 _WIDEST = 2**63 - 1
@@ -39,15 +39,17 @@ class Const(Section):
 class _Range(Section):
     """Values from `minval` to `maxval`."""
 
-    def breaches(self) -> Iterator[Breach]:
+    def breaches(self) -> Iterator[RuleViolation]:
         """Yield that the ends are in the wrong order, or too far apart."""
         minval, maxval = _ends(self)
         if minval >= maxval:
-            yield Breach(
+            yield RuleViolation(
                 ("minval",), f"minval={minval} is not below maxval={maxval}", "Swap them, or write the one value."
             )
         elif not _drawable(self):
-            yield Breach(("maxval",), f"{minval} to {maxval} is too wide a range to draw from", "Choose nearer ends.")
+            yield RuleViolation(
+                ("maxval",), f"{minval} to {maxval} is too wide a range to draw from", "Choose nearer ends."
+            )
 
 
 class Int(_Range):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import Field, PrivateAttr
 
-from determined.experiment.config._section import LARGEST, Breach, Section, broken
+from determined.experiment.config._section import LARGEST, RuleViolation, Section, broken
 
 Unit = Literal["batches", "records", "epochs"]
 UNITS: tuple[Unit, ...] = ("batches", "records", "epochs")
@@ -40,12 +40,14 @@ class Length(Section):
         number: int = getattr(self, self.unit)
         return number
 
-    def breaches(self) -> Iterator[Breach]:
+    def breaches(self) -> Iterator[RuleViolation]:
         """Yield that there is not exactly one unit."""
         given = [unit for unit in UNITS if getattr(self, unit) is not None]
         if len(given) != 1:
             held = " and ".join(given) or "none of them"
-            yield Breach((), f"a length holds exactly one of {', '.join(UNITS)}, not {held}", f"Write {_EXAMPLES}.")
+            yield RuleViolation(
+                (), f"a length holds exactly one of {', '.join(UNITS)}, not {held}", f"Write {_EXAMPLES}."
+            )
 
     @pydantic.model_validator(mode="wrap")
     @classmethod
@@ -55,7 +57,7 @@ class Length(Section):
             length._is_bare = True
             return length
         if not isinstance(value, Mapping | Length):
-            raise broken([Breach((), "it is not a length", f"Write {_EXAMPLES}.")])
+            raise broken([RuleViolation((), "it is not a length", f"Write {_EXAMPLES}.")])
         return handler(value)
 
     @pydantic.model_serializer

@@ -10,7 +10,7 @@ import pydantic
 
 from determined.experiment.config._document import Document, document_of_file, document_of_text, overridden, plain
 from determined.experiment.config._experiment import ExperimentConfig
-from determined.experiment.config._findings import Finding, findings
+from determined.experiment.config._findings import ConfigIssue, findings
 from determined.experiment.config._old_forms import translate
 from determined.experiment.config._section import Path
 
@@ -57,7 +57,7 @@ def _config(document: Document, tree: dict[str, Any] | None = None) -> Experimen
     known = [*document.findings, *untranslated]
     try:
         config = ExperimentConfig.model_validate(tree, context={"notes": notes})
-        found: list[Finding] = []
+        found: list[ConfigIssue] = []
     except pydantic.ValidationError as error:
         found = _found(tree, error)
     else:
@@ -68,13 +68,13 @@ def _config(document: Document, tree: dict[str, Any] | None = None) -> Experimen
     raise document.invalid(*known, *new)
 
 
-def _found(tree: dict[str, Any], error: pydantic.ValidationError) -> list[Finding]:
+def _found(tree: dict[str, Any], error: pydantic.ValidationError) -> list[ConfigIssue]:
     found = list(findings(error))
     bad = {str(finding.path[0]) for finding in found if finding.path and not finding.needs}
     return found + (_found_across(tree, bad) if bad else [])
 
 
-def _found_across(tree: dict[str, Any], bad: set[str]) -> list[Finding]:
+def _found_across(tree: dict[str, Any], bad: set[str]) -> list[ConfigIssue]:
     """Return the rules over several sections that do not hold, where all that they are about is right by itself."""
     rest = {"searcher": _ANY_SEARCHER} | {name: value for name, value in tree.items() if name not in bad}
     try:

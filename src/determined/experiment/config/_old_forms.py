@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from determined.experiment.config._findings import Finding
+from determined.experiment.config._findings import ConfigIssue
 from determined.experiment.config._length import UNITS
 from determined.experiment.config._text import in_yaml
 
@@ -14,21 +14,21 @@ Tree = dict[str, Any]
 _RUNG_BASED = ("async_halving", "adaptive_asha")
 
 
-def translate(tree: Tree) -> tuple[Tree, list[str], list[Finding]]:
+def translate(tree: Tree) -> tuple[Tree, list[str], list[ConfigIssue]]:
     """Return a config in today's forms, what people should know about it, and what could not be translated.
 
     A config of today's forms, or one that is wrong in other ways, is returned as it is.
     """
     notes: list[str] = []
-    findings: list[Finding] = []
+    findings: list[ConfigIssue] = []
     tree = copy.deepcopy(tree)
     for form in _FORMS:
         for said in form(tree):
-            findings.append(said) if isinstance(said, Finding) else notes.append(said)
+            findings.append(said) if isinstance(said, ConfigIssue) else notes.append(said)
     return tree, notes, findings
 
 
-def _max_length(tree: Tree) -> Iterator[str | Finding]:
+def _max_length(tree: Tree) -> Iterator[str | ConfigIssue]:
     """Add the `time_metric` and `max_time` that `max_length` of a rung-based search means.
 
     `max_length` stays, for programs that read it.
@@ -46,7 +46,7 @@ def _max_length(tree: Tree) -> Iterator[str | Finding]:
     unit, number = length
     if unit == "records":
         if (batch_size := _batch_size(tree)) is None:
-            yield Finding(("searcher", "max_length"), *_RECORDS, old)
+            yield ConfigIssue(("searcher", "max_length"), *_RECORDS, old)
             return
         unit, number = "batches", max(number // batch_size, 1)
     searcher |= {"time_metric": unit, "max_time": number}
@@ -78,7 +78,7 @@ def _batch_size(tree: Tree) -> int | None:
     return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
 
 
-def _no_slots(tree: Tree) -> Iterator[str | Finding]:
+def _no_slots(tree: Tree) -> Iterator[str | ConfigIssue]:
     """Turn `slots_per_trial: 0`, which asked a cluster for no GPU, into one slot."""
     resources = tree.get("resources")
     if not isinstance(resources, dict):
@@ -89,7 +89,7 @@ def _no_slots(tree: Tree) -> Iterator[str | Finding]:
         yield "resources.slots_per_trial: 0 is an old form; it was read as 1, since a CPU counts as slots here."
 
 
-def _actions(tree: Tree) -> Iterator[str | Finding]:
+def _actions(tree: Tree) -> Iterator[str | ConfigIssue]:
     """Turn `action: {type: cancel_retries}` of log policies into `action: cancel_retries`."""
     policies = tree.get("log_policies")
     for policy in policies if isinstance(policies, list) else []:
@@ -99,7 +99,7 @@ def _actions(tree: Tree) -> Iterator[str | Finding]:
     yield from ()
 
 
-def _variables(tree: Tree) -> Iterator[str | Finding]:
+def _variables(tree: Tree) -> Iterator[str | ConfigIssue]:
     """Turn environment variables for `gpu` into those for `cuda`."""
     environment = tree.get("environment")
     variables = environment.get("environment_variables") if isinstance(environment, dict) else None
@@ -108,4 +108,4 @@ def _variables(tree: Tree) -> Iterator[str | Finding]:
     yield from ()
 
 
-_FORMS: tuple[Callable[[Tree], Iterator[str | Finding]], ...] = (_max_length, _no_slots, _actions, _variables)
+_FORMS: tuple[Callable[[Tree], Iterator[str | ConfigIssue]], ...] = (_max_length, _no_slots, _actions, _variables)

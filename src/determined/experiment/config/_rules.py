@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from determined.experiment.config._hyperparameters import Categorical, Const, Double, Hyperparameter, Int, Log, leaves
 from determined.experiment.config._searcher import AdaptiveAshaSearcher, AsyncHalvingSearcher, GridSearcher
-from determined.experiment.config._section import Breach, Path, Section
+from determined.experiment.config._section import Path, RuleViolation, Section
 from determined.experiment.config._text import spelled
 
 if TYPE_CHECKING:
@@ -28,27 +28,27 @@ _OF_CLASSES = (
 )
 
 
-def breaches(config: ExperimentConfig) -> Iterator[Breach]:
+def breaches(config: ExperimentConfig) -> Iterator[RuleViolation]:
     """Yield the rules over several sections that do not hold, each with the keys that it is about."""
     for rule, needs in _RULES.items():
         yield from (breach._replace(needs=frozenset(needs)) for breach in rule(config))
 
 
-def _workspace_and_project(config: ExperimentConfig) -> Iterator[Breach]:
+def _workspace_and_project(config: ExperimentConfig) -> Iterator[RuleViolation]:
     if bool(config.workspace) != bool(config.project):
         missing, given = ("project", "workspace") if config.workspace else ("workspace", "project")
-        yield Breach((missing,), f"{given} is given without it", f"Write both, or leave {given} out too.")
+        yield RuleViolation((missing,), f"{given} is given without it", f"Write both, or leave {given} out too.")
 
 
-def _grid(config: ExperimentConfig) -> Iterator[Breach]:
+def _grid(config: ExperimentConfig) -> Iterator[RuleViolation]:
     if not isinstance(config.searcher, GridSearcher):
         return
     found = list(leaves(config.hyperparameters))
     for path, value in found:
         if isinstance(value, Int | Double | Log) and value.count is None:
-            yield Breach(("hyperparameters", *path, "count"), "a grid search needs it", "Write count: 5.")
+            yield RuleViolation(("hyperparameters", *path, "count"), "a grid search needs it", "Write count: 5.")
     if (points := math.prod(_grid_points(value) for _, value in found)) > _LARGEST_GRID:
-        yield Breach(
+        yield RuleViolation(
             ("hyperparameters",),
             f"the grid has {points} points, more than {_LARGEST_GRID}",
             "Choose smaller counts, or searcher.name: random.",
@@ -63,7 +63,7 @@ def _grid_points(value: Hyperparameter) -> int:
     return 1 if isinstance(value, Const) else value.count or 1
 
 
-def _batch_size(config: ExperimentConfig) -> Iterator[Breach]:
+def _batch_size(config: ExperimentConfig) -> Iterator[RuleViolation]:
     size = config.hyperparameters.get(_BATCH_SIZE)
     slots = config.resources.slots_per_trial
     smallest = _smallest(size)
@@ -72,9 +72,9 @@ def _batch_size(config: ExperimentConfig) -> Iterator[Breach]:
     at: Path = ("hyperparameters", _BATCH_SIZE)
     remedy = f"Write {_BATCH_SIZE}: {max(64, slots)}."
     if smallest is None:
-        yield Breach(at, "it is not a whole number of at least 1, or a range or choice of such numbers", remedy)
+        yield RuleViolation(at, "it is not a whole number of at least 1, or a range or choice of such numbers", remedy)
     else:
-        yield Breach(at, f"a batch of {smallest} leaves nothing for some of {slots} slots", remedy)
+        yield RuleViolation(at, f"a batch of {smallest} leaves nothing for some of {slots} slots", remedy)
 
 
 def _smallest(size: object) -> int | None:
@@ -89,28 +89,28 @@ def _smallest(size: object) -> int | None:
     return min(whole) if len(whole) == len(values) else None
 
 
-def _length_of_classes(config: ExperimentConfig) -> Iterator[Breach]:
+def _length_of_classes(config: ExperimentConfig) -> Iterator[RuleViolation]:
     if config.trial_class is None or config.searcher.max_length is not None:
         return
     time_metric = getattr(config.searcher, "time_metric", None)
     if time_metric in ("batches", "epochs"):
         return
     counts = "" if time_metric is None else f", and time_metric={time_metric!r} counts neither batches nor epochs"
-    yield Breach(
+    yield RuleViolation(
         ("searcher", "max_length"),
         f"entrypoint {config.trial_class} is a trial class, which must be told how long to train{counts}",
         "Write max_length: {epochs: 10}.",
     )
 
 
-def _records(config: ExperimentConfig) -> Iterator[Breach]:
+def _records(config: ExperimentConfig) -> Iterator[RuleViolation]:
     if config.trial_class is None or _BATCH_SIZE in config.hyperparameters:
         return
     lengths: dict[Path, object] = {("searcher", "max_length"): config.searcher.max_length}
     lengths |= {(name,): getattr(config, name) for name in _PERIODS}
     for path, length in lengths.items():
         if getattr(length, "records", None):
-            yield Breach(path, *_RECORDS)
+            yield RuleViolation(path, *_RECORDS)
 
 
 _RECORDS = (
@@ -118,7 +118,7 @@ _RECORDS = (
     f"Write {_BATCH_SIZE}: 64 in hyperparameters, or count {{batches: 1000}}.",
 )
 
-_RULES: dict[Callable[[ExperimentConfig], Iterator[Breach]], tuple[str, ...]] = {
+_RULES: dict[Callable[[ExperimentConfig], Iterator[RuleViolation]], tuple[str, ...]] = {
     _workspace_and_project: ("workspace", "project"),
     _grid: ("searcher", "hyperparameters"),
     _batch_size: ("hyperparameters", "resources"),

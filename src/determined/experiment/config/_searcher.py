@@ -10,9 +10,9 @@ from pydantic import Discriminator, Field, Tag
 from determined.experiment.config._length import Length
 from determined.experiment.config._section import (
     LARGEST,
-    Breach,
     Natural,
     Positive,
+    RuleViolation,
     Section,
     Text,
     inert,
@@ -78,16 +78,18 @@ class _Searcher(Section):
         ),
     ] = None
 
-    def breaches(self) -> Iterator[Breach]:
+    def breaches(self) -> Iterator[RuleViolation]:
         """Yield that there are two starting points, or no length."""
         if self.source_trial_id is not None and self.source_checkpoint_uuid is not None:
-            yield Breach(
+            yield RuleViolation(
                 ("source_checkpoint_uuid",),
                 "a warm start has one source, but source_trial_id is there too",
                 "Remove one of the two.",
             )
         if self.max_length is not None and self.max_length.count == 0:
-            yield Breach(("max_length",), "a training of length 0 learns nothing", "Write max_length: {epochs: 10}.")
+            yield RuleViolation(
+                ("max_length",), "a training of length 0 learns nothing", "Write max_length: {epochs: 10}."
+            )
 
 
 class SingleSearcher(_Searcher):
@@ -125,11 +127,11 @@ class AsyncHalvingSearcher(_Searcher):
     max_concurrent_trials: _MaxConcurrentTrials = 16
     stop_once: _StopOnce = None
 
-    def breaches(self) -> Iterator[Breach]:
+    def breaches(self) -> Iterator[RuleViolation]:
         """Yield that the lowest rung is out of reach of numbers."""
         yield from super().breaches()
         if not is_finite_power(self.divisor, self.num_rungs - 1):
-            yield Breach(("num_rungs",), f"divisor={self.divisor} allows fewer rungs", "Write num_rungs: 4.")
+            yield RuleViolation(("num_rungs",), f"divisor={self.divisor} allows fewer rungs", "Write num_rungs: 4.")
 
 
 class AdaptiveAshaSearcher(_Searcher):
@@ -158,12 +160,12 @@ class AdaptiveAshaSearcher(_Searcher):
         Field(description="The number of rungs of each bracket, instead of what `mode` gives.", examples=[[4, 3]]),
     ] = []
 
-    def breaches(self) -> Iterator[Breach]:
+    def breaches(self) -> Iterator[RuleViolation]:
         """Yield the brackets whose lowest rung is out of reach of numbers."""
         yield from super().breaches()
         for index, rungs in enumerate(self.bracket_rungs):
             if not is_finite_power(self.divisor, rungs - 1):
-                yield Breach(
+                yield RuleViolation(
                     ("bracket_rungs", index),
                     f"divisor={self.divisor} allows fewer rungs",
                     "Write bracket_rungs: [4, 3].",

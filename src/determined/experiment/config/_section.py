@@ -22,7 +22,7 @@ Natural = Annotated[int, Field(ge=0, le=LARGEST)]
 Text = Annotated[str, Field(min_length=1)]
 
 
-class Breach(NamedTuple):
+class RuleViolation(NamedTuple):
     """A rule over several keys that does not hold: where, below the section that says so, and what to do."""
 
     at: Path
@@ -36,7 +36,7 @@ class Section(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
-    def breaches(self) -> Iterator[Breach]:
+    def breaches(self) -> Iterator[RuleViolation]:
         """Yield the rules over several keys of this section that do not hold."""
         yield from ()
 
@@ -86,7 +86,7 @@ def is_marked(field: FieldInfo, mark: str) -> bool:
     return isinstance(field.json_schema_extra, dict) and mark in field.json_schema_extra
 
 
-def broken(breaches: list[Breach]) -> PydanticCustomError:
+def broken(breaches: list[RuleViolation]) -> PydanticCustomError:
     """Return the error that carries breaches through pydantic."""
     said = "; ".join(f"{breach.rule} {breach.remedy}" for breach in breaches)
     return PydanticCustomError("breaches", "{said}", {"said": said, "breaches": breaches})

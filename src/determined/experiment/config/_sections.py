@@ -11,7 +11,7 @@ import pydantic
 from pydantic import Field, PlainValidator
 
 from determined._secrets import MASK
-from determined.experiment.config._section import Breach, Natural, Path, Positive, Section, Text, broken, inert
+from determined.experiment.config._section import Natural, Path, Positive, RuleViolation, Section, Text, broken, inert
 
 _VARIABLE = re.compile(r"[^\W\d]\w*=.*", re.DOTALL | re.ASCII)
 
@@ -35,10 +35,10 @@ class Resources(Section):
     is_single_node: Annotated[Any, inert("Whether a trial stays on one machine of a cluster.", True)] = None
     devices: Annotated[Any, inert("Devices of a container.", [])] = None
 
-    def breaches(self) -> Iterator[Breach]:
+    def breaches(self) -> Iterator[RuleViolation]:
         """Yield that no trial can ever start."""
         if self.max_slots is not None and self.slots_per_trial > self.max_slots:
-            yield Breach(
+            yield RuleViolation(
                 ("slots_per_trial",),
                 f"a trial that needs {self.slots_per_trial} slots never fits into max_slots={self.max_slots}",
                 f"Write max_slots: {self.slots_per_trial}, or fewer slots_per_trial.",
@@ -72,10 +72,10 @@ class Profiling(Section):
     ] = None
     sync_timings: Annotated[bool, Field(description="Whether each timing waits for the GPU.", examples=[False])] = True
 
-    def breaches(self) -> Iterator[Breach]:
+    def breaches(self) -> Iterator[RuleViolation]:
         """Yield that it ends before it begins."""
         if self.end_after_batch is not None and self.end_after_batch < self.begin_on_batch:
-            yield Breach(
+            yield RuleViolation(
                 ("end_after_batch",),
                 f"it is before begin_on_batch={self.begin_on_batch}",
                 f"Write end_after_batch: {self.begin_on_batch + 100}.",
@@ -112,16 +112,16 @@ class LogPolicy(Section):
         ),
     ] = None
 
-    def breaches(self) -> Iterator[Breach]:
+    def breaches(self) -> Iterator[RuleViolation]:
         """Yield that there is no pattern, or that it is not a regular expression."""
         if self.pattern is None:
             if self.name is None:
-                yield Breach(("pattern",), "it is required", "Write, for example, pattern: CUDA out of memory.")
+                yield RuleViolation(("pattern",), "it is required", "Write, for example, pattern: CUDA out of memory.")
             return
         try:
             re.compile(self.pattern)
         except (re.error, OverflowError, RecursionError) as error:
-            yield Breach(
+            yield RuleViolation(
                 ("pattern",), f"it is not a regular expression ({error})", "Put \\ before signs meant literally."
             )
 
@@ -140,7 +140,7 @@ class EnvironmentVariables(Section):
     cuda: Annotated[list[str], Field(description="On NVIDIA GPUs.", examples=[["NAME=value"]])] = []
     rocm: Annotated[list[str], Field(description="On AMD GPUs.", examples=[["NAME=value"]])] = []
 
-    def breaches(self) -> Iterator[Breach]:
+    def breaches(self) -> Iterator[RuleViolation]:
         """Yield the texts that set no variable."""
         for device in ("cpu", "cuda", "rocm"):
             yield from _bad_variables(getattr(self, device), (device,))
@@ -155,12 +155,12 @@ class EnvironmentVariables(Section):
         return {"cpu": value, "cuda": value, "rocm": value}
 
 
-def _bad_variables(texts: list[Any], above: Path = ()) -> Iterator[Breach]:
+def _bad_variables(texts: list[Any], above: Path = ()) -> Iterator[RuleViolation]:
     for index, text in enumerate(texts):
         if not isinstance(text, str) or not _VARIABLE.fullmatch(text):
-            yield Breach((*above, index), "it is not a text of the form NAME=value", 'Write "NAME=value".')
+            yield RuleViolation((*above, index), "it is not a text of the form NAME=value", 'Write "NAME=value".')
         elif text.endswith(f"={MASK}"):
-            yield Breach((*above, index), "its value is masked", "Write the value itself.")
+            yield RuleViolation((*above, index), "its value is masked", "Write the value itself.")
 
 
 class Environment(Section):
@@ -196,7 +196,7 @@ def _flag_or_options(value: Any) -> bool | dict[str, Any]:
         return value
     if isinstance(value, Mapping):
         return dict(value)
-    raise broken([Breach((), "it is neither true nor false nor a map of options", "Write true or false.")])
+    raise broken([RuleViolation((), "it is neither true nor false nor a map of options", "Write true or false.")])
 
 
 class Optimizations(Section):

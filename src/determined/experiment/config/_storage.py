@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from determined.experiment.config._section import Breach, Natural, Section, Text, inert, secret, tagged
+from determined.experiment.config._section import Natural, RuleViolation, Section, Text, inert, secret, tagged
 
 _Prefix = Annotated[
     Text | None, Field(description="What the names of all files in the bucket begin with.", examples=["checkpoints"])
@@ -44,12 +44,12 @@ class SharedFsStorage(_Storage):
     )
     propagation: Annotated[Any, inert("How the path is mounted in a container.", "rprivate")] = None
 
-    def breaches(self) -> Iterator[Breach]:
+    def breaches(self) -> Iterator[RuleViolation]:
         """Yield that the folder is not where it must be."""
         yield from _absolute("host_path", self.host_path, "/mnt/shared")
         folder = os.path.normpath(os.path.join(self.host_path, self.storage_path or ""))
         if not pathlib.PurePath(folder).is_relative_to(os.path.normpath(self.host_path)):
-            yield Breach(
+            yield RuleViolation(
                 ("storage_path",),
                 f"it leaves host_path={self.host_path!r}",
                 "Write a folder below it, such as storage_path: checkpoints.",
@@ -62,7 +62,7 @@ class DirectoryStorage(_Storage):
     type: Annotated[Literal["directory"], Field(description="`directory`", examples=["directory"])] = "directory"
     container_path: Annotated[str, Field(description="An absolute path.", examples=["/data/checkpoints"])]
 
-    def breaches(self) -> Iterator[Breach]:
+    def breaches(self) -> Iterator[RuleViolation]:
         """Yield that the path is relative."""
         yield from _absolute("container_path", self.container_path, "/data/checkpoints")
 
@@ -74,7 +74,7 @@ class GcsStorage(_Storage):
     bucket: Annotated[Text, Field(description="The name of the bucket.", examples=["my-bucket"])]
     prefix: _Prefix = None
 
-    def breaches(self) -> Iterator[Breach]:
+    def breaches(self) -> Iterator[RuleViolation]:
         """Yield that the prefix leads elsewhere."""
         yield from _inside(self.prefix)
 
@@ -91,13 +91,13 @@ class S3Storage(_Storage):
         Text | None, Field(description="Where the store is, if not at Amazon.", examples=["https://minio.example:9000"])
     ] = None
 
-    def breaches(self) -> Iterator[Breach]:
+    def breaches(self) -> Iterator[RuleViolation]:
         """Yield what does not go together."""
         yield from _inside(self.prefix)
         yield from _url("endpoint_url", self.endpoint_url)
         if (self.access_key is None) != (self.secret_key is None):
             missing = "access_key" if self.access_key is None else "secret_key"
-            yield Breach(
+            yield RuleViolation(
                 (missing,),
                 "access_key and secret_key go together",
                 "Write both, or neither to use the credentials of the machine.",
@@ -118,17 +118,19 @@ class AzureStorage(_Storage):
     ] = None
     credential: Annotated[Text | None, secret("How to get in; goes with `account_url`.", "k3y")] = None
 
-    def breaches(self) -> Iterator[Breach]:
+    def breaches(self) -> Iterator[RuleViolation]:
         """Yield what does not go together."""
         yield from _url("account_url", self.account_url)
         if (self.connection_string is None) == (self.account_url is None):
-            yield Breach(
+            yield RuleViolation(
                 (),
                 "azure needs exactly one of connection_string and account_url",
                 "Write account_url: https://me.blob.core.windows.net.",
             )
         elif self.credential is not None and self.account_url is None:
-            yield Breach(("credential",), "it goes with account_url", "Remove it; connection_string says it all.")
+            yield RuleViolation(
+                ("credential",), "it goes with account_url", "Remove it; connection_string says it all."
+            )
 
 
 STORAGES = (SharedFsStorage, DirectoryStorage, GcsStorage, S3Storage, AzureStorage)
@@ -157,16 +159,16 @@ CheckpointStorage = Annotated[
 ]
 
 
-def _absolute(name: str, path: str, example: str) -> Iterator[Breach]:
+def _absolute(name: str, path: str, example: str) -> Iterator[RuleViolation]:
     if not os.path.isabs(path):
-        yield Breach((name,), "it is not an absolute path", f"Write {name}: {example}.")
+        yield RuleViolation((name,), "it is not an absolute path", f"Write {name}: {example}.")
 
 
-def _inside(prefix: str | None) -> Iterator[Breach]:
+def _inside(prefix: str | None) -> Iterator[RuleViolation]:
     if prefix is not None and ".." in prefix.split("/"):
-        yield Breach(("prefix",), "it leads out of the bucket by '..'", "Write prefix: checkpoints.")
+        yield RuleViolation(("prefix",), "it leads out of the bucket by '..'", "Write prefix: checkpoints.")
 
 
-def _url(name: str, url: str | None) -> Iterator[Breach]:
+def _url(name: str, url: str | None) -> Iterator[RuleViolation]:
     if url is not None and not url.startswith(("http://", "https://")):
-        yield Breach((name,), "it is not a URL", f"Write {name}: https://...")
+        yield RuleViolation((name,), "it is not a URL", f"Write {name}: https://...")

@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from determined.experiment.config._findings import Finding
+from determined.experiment.config._findings import ConfigIssue
 from determined.experiment.config._section import Path
 
 DEEPEST = 50
@@ -18,7 +18,7 @@ _WIDEST_BITS = 63
 class TooMuch(Exception):
     """A config is too deep or too large to go on with."""
 
-    def __init__(self, finding: Finding) -> None:
+    def __init__(self, finding: ConfigIssue) -> None:
         super().__init__(finding.rule)
         self.finding = finding
 
@@ -34,13 +34,13 @@ class Budget:
         self._left -= 1
         if len(path) > DEEPEST:
             raise TooMuch(
-                Finding(
+                ConfigIssue(
                     path[:3], f"it is nested more than {DEEPEST} levels deep", "Take levels out; nothing needs so many."
                 )
             )
         if self._left < 0:
             raise TooMuch(
-                Finding(
+                ConfigIssue(
                     path[:1],
                     f"the config has more than {MOST} values",
                     "Move data to a file; use fewer YAML aliases (*).",
@@ -52,7 +52,7 @@ class Plain:
     """Copies a value into plain maps, lists and scalars; what cannot be in a config is found and becomes null."""
 
     def __init__(self) -> None:
-        self.findings: list[Finding] = []
+        self.findings: list[ConfigIssue] = []
         self._budget = Budget()
 
     def copy(self, value: Any, path: Path = ()) -> Any:
@@ -69,10 +69,10 @@ class Plain:
             if isinstance(key, str) and (found := _text_fault(key)) is None:
                 yield str.__str__(key), its
             elif isinstance(key, str):
-                self.findings.append(Finding(path, f"it has a key that {found}", "Write keys in letters."))
+                self.findings.append(ConfigIssue(path, f"it has a key that {found}", "Write keys in letters."))
             else:
                 self.findings.append(
-                    Finding(
+                    ConfigIssue(
                         path, f"it has a key that is not a text: {key!r:.40}", f'Put the key in quotes: "{key!s:.40}".'
                     )
                 )
@@ -93,7 +93,7 @@ class Plain:
     def _checked(self, value: Any, fault: str | None, remedy: str, path: Path) -> Any:
         if fault is None:
             return value
-        self.findings.append(Finding(path, f"it {fault}", remedy, value))
+        self.findings.append(ConfigIssue(path, f"it {fault}", remedy, value))
         return None
 
 

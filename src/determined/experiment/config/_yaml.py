@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from determined.experiment.config._findings import Finding
+from determined.experiment.config._findings import ConfigIssue
 from determined.experiment.config._section import Path
 from determined.experiment.config._text import shown
 from determined.experiment.config._tree import DEEPEST, Budget, TooMuch
@@ -22,13 +22,13 @@ class Read(NamedTuple):
 
     value: Any
     lines: dict[Path, int]
-    findings: list[Finding]
+    findings: list[ConfigIssue]
 
 
 class Unreadable(Exception):
     """A text from which nothing can be had."""
 
-    def __init__(self, finding: Finding, line: int | None = None) -> None:
+    def __init__(self, finding: ConfigIssue, line: int | None = None) -> None:
         super().__init__(finding.rule)
         self.finding = finding
         self.line = line
@@ -43,10 +43,12 @@ def read_yaml(text: str) -> Read:
         mark = error.problem_mark or error.context_mark
         raise Unreadable(_of_syntax(error, text), None if mark is None else mark.line + 1) from None
     except yaml.reader.ReaderError as error:
-        finding = Finding((), f"it is not YAML: it has the character U+{error.character:04X}", "Remove that character.")
+        finding = ConfigIssue(
+            (), f"it is not YAML: it has the character U+{error.character:04X}", "Remove that character."
+        )
         raise Unreadable(finding, text[: error.position].count("\n") + 1) from None
     except RecursionError:
-        raise Unreadable(Finding((), "it is nested too deep", "Take levels out; nothing needs so many.")) from None
+        raise Unreadable(ConfigIssue((), "it is nested too deep", "Take levels out; nothing needs so many.")) from None
     except TooMuch as error:
         raise Unreadable(error.finding, builder.lines.get(error.finding.path)) from None
 
@@ -62,15 +64,15 @@ def _without_tabs_of_json(text: str) -> str:
     return text.replace("\t", " ")
 
 
-def _of_syntax(error: yaml.MarkedYAMLError, text: str) -> Finding:
+def _of_syntax(error: yaml.MarkedYAMLError, text: str) -> ConfigIssue:
     mark = error.problem_mark or error.context_mark
     said = ", ".join(part for part in (error.context, error.problem) if part)
     if mark is None:
-        return Finding((), f"it is not YAML: {said}", "Correct it.")
+        return ConfigIssue((), f"it is not YAML: {said}", "Correct it.")
     lines = text.splitlines()
     written = shown(lines[mark.line].rstrip()) if mark.line < len(lines) else "the end"
     remedy = "Indent with spaces, not with tabs." if "\\t" in said else "Correct the line, or the one before it."
-    return Finding((), f"it is not YAML: {said}, at column {mark.column + 1} of {written}", remedy)
+    return ConfigIssue((), f"it is not YAML: {said}, at column {mark.column + 1} of {written}", remedy)
 
 
 class _Loader(yaml.SafeLoader):
@@ -109,7 +111,7 @@ class _Builder:
 
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {}
-        self.findings: list[Finding] = []
+        self.findings: list[ConfigIssue] = []
         self._budget = Budget()
         self._scalars = yaml.constructor.SafeConstructor()
 
@@ -130,14 +132,14 @@ class _Builder:
     def _scalar(self, node: yaml.Node, path: Path) -> Any:
         if not isinstance(node, yaml.ScalarNode) or node.tag.removeprefix(_TAG) not in _SCALARS:
             self.findings.append(
-                Finding(path, f"the tag {node.tag} is not known here", "Write the value without a tag.")
+                ConfigIssue(path, f"the tag {node.tag} is not known here", "Write the value without a tag.")
             )
             return None
         try:
             value = self._scalars.construct_object(node)
         except (ValueError, LookupError, yaml.constructor.ConstructorError):
             kind = node.tag.removeprefix(_TAG)
-            finding = Finding(
+            finding = ConfigIssue(
                 path, f"it cannot be read as {kind}", "Write a shorter value, or put it in quotes.", node.value
             )
             self.findings.append(finding)
@@ -161,7 +163,7 @@ class _Builder:
         key, line = str(path[-1]), key_node.start_mark.line + 1
         if key in values:
             rule = f"the key is there twice, on lines {self.lines[path]} and {line}"
-            self.findings.append(Finding(path, rule, "Remove one of the two."))
+            self.findings.append(ConfigIssue(path, rule, "Remove one of the two."))
             return
         self.lines.setdefault(path, line)
         values[key] = self._value(value_node, path)
@@ -170,9 +172,9 @@ class _Builder:
         if isinstance(node, yaml.ScalarNode) and node.tag == f"{_TAG}str":
             return _joined(node.value)
         if isinstance(node, yaml.ScalarNode):
-            finding = Finding((*path, node.value), "the key is not a text", f'Put it in quotes: "{node.value}".')
+            finding = ConfigIssue((*path, node.value), "the key is not a text", f'Put it in quotes: "{node.value}".')
         else:
-            finding = Finding((*path, "?"), "the key is a map or a list", "Write a text as key.")
+            finding = ConfigIssue((*path, "?"), "the key is a map or a list", "Write a text as key.")
         self.lines.setdefault(finding.path, node.start_mark.line + 1)
         self.findings.append(finding)
         return None
@@ -184,7 +186,7 @@ class _Builder:
             return self._map(node, path)
         maps = node.value if isinstance(node, yaml.SequenceNode) else []
         if not maps or not all(isinstance(item, yaml.MappingNode) for item in maps):
-            self.findings.append(Finding(path, "what << merges is not a map", "Write <<: *name of a map."))
+            self.findings.append(ConfigIssue(path, "what << merges is not a map", "Write <<: *name of a map."))
             return {}
         values: dict[str, Any] = {}
         for item in maps:

@@ -3,15 +3,15 @@
 from determined.experiment.executors._inline import InlineExecutor
 from determined.experiment.executors._local import LocalExecutor
 from determined.experiment.executors._logs import LogLine, follow_logs, read_logs
-from determined.experiment.executors._spec import Ended, EndReason, Executor, RunSpec, is_class_entrypoint
+from determined.experiment.executors._spec import EndReason, Executor, RunExit, RunSpec, is_class_entrypoint
 
 __all__ = [
     "EndReason",
-    "Ended",
     "Executor",
     "InlineExecutor",
     "LocalExecutor",
     "LogLine",
+    "RunExit",
     "RunSpec",
     "follow_logs",
     "is_class_entrypoint",

@@ -19,7 +19,7 @@ from determined.experiment.executors._files import write_json
 from determined.experiment.executors._fresh import import_path
 from determined.experiment.executors._hook import run_hook
 from determined.experiment.executors._output import gist
-from determined.experiment.executors._spec import Ended, EndReason, RunSpec
+from determined.experiment.executors._spec import EndReason, RunExit, RunSpec
 
 if TYPE_CHECKING:
     from determined.tracking import RunProcess
@@ -37,7 +37,7 @@ class InlineExecutor:
     def __init__(self) -> None:
         self._base = base_environment(os.environ)
         self._waiting: dict[int, RunSpec] = {}
-        self._over: list[Ended] = []
+        self._over: list[RunExit] = []
         self._bell, self._ringer = os.pipe()
 
     def start(self, spec: RunSpec) -> None:
@@ -47,7 +47,7 @@ class InlineExecutor:
         if not spec.is_class or spec.ranks != 1:
             what = f"{spec.entrypoint!r} with {spec.ranks} rank(s)"
             message = f"{what} cannot run within one process; only a class, module:Class, with one rank can"
-            self._end(Ended.of(spec, EndReason.NOT_STARTED, message))
+            self._end(RunExit.of(spec, EndReason.NOT_STARTED, message))
         else:
             self._waiting[spec.trial_id] = spec
             self._ring()
@@ -60,7 +60,7 @@ class InlineExecutor:
         """Take a run out of the line."""
         self._cancel(trial_id, EndReason.KILLED)
 
-    def ended(self, timeout: float | None) -> list[Ended]:
+    def ended(self, timeout: float | None) -> list[RunExit]:
         """Run the next one in the line to its end; return what has ended since the last call."""
         if not self._over and self._waiting:
             spec = next(iter(self._waiting.values()))
@@ -78,7 +78,7 @@ class InlineExecutor:
 
     def adopt(self, spec: RunSpec) -> None:
         """Let `ended` tell how a run of an earlier process has ended; one without an end died with that process."""
-        self._end(end_on_file(spec) or Ended.of(spec, EndReason.KILLED, "its process was gone"))
+        self._end(end_on_file(spec) or RunExit.of(spec, EndReason.KILLED, "its process was gone"))
 
     def process(self, trial_id: int) -> RunProcess | None:
         """Return this process, for a run in the line."""
@@ -100,9 +100,9 @@ class InlineExecutor:
 
     def _cancel(self, trial_id: int, reason: EndReason) -> None:
         if (spec := self._waiting.pop(trial_id, None)) is not None:
-            self._end(Ended.of(spec, reason, "before it had begun"))
+            self._end(RunExit.of(spec, reason, "before it had begun"))
 
-    def _end(self, ended: Ended) -> None:
+    def _end(self, ended: RunExit) -> None:
         self._over.append(ended)
         self._ring()
 
@@ -115,7 +115,7 @@ class InlineExecutor:
         with contextlib.suppress(BlockingIOError):
             os.read(self._bell, 64)
 
-    def _run(self, spec: RunSpec) -> Ended:
+    def _run(self, spec: RunSpec) -> RunExit:
         from determined.launch._harness import load_class, train
 
         started = time.time()
@@ -136,7 +136,7 @@ class InlineExecutor:
         return _ended(spec, status, begun, trace, started)
 
 
-def _ended(spec: RunSpec, status: int, begun: bool, trace: str, started: float) -> Ended:
+def _ended(spec: RunSpec, status: int, begun: bool, trace: str, started: float) -> RunExit:
     lines = trace.splitlines()
     message = gist(lines)
     if not begun:
@@ -147,7 +147,7 @@ def _ended(spec: RunSpec, status: int, begun: bool, trace: str, started: float) 
         reason = EndReason.STOPPED
     else:
         reason = EndReason.FAILED if status else EndReason.COMPLETED
-    return Ended.of(spec, reason, message, status=status, last_lines=tuple(lines[-_LAST_LINES:]), started=started)
+    return RunExit.of(spec, reason, message, status=status, last_lines=tuple(lines[-_LAST_LINES:]), started=started)
 
 
 @contextlib.contextmanager

@@ -17,11 +17,11 @@ from determined.experiment.executors._output import gist
 from determined.experiment.executors._patterns import Patterns
 from determined.experiment.executors._processes import children
 from determined.experiment.executors._rank import Rank
-from determined.experiment.executors._spec import Ended, RunSpec
+from determined.experiment.executors._spec import RunExit, RunSpec
 from determined.experiment.executors._start import start_of
-from determined.experiment.executors._verdict import Course, verdict
+from determined.experiment.executors._verdict import RunObservations, classify_exit
 from determined.experiment.executors._wakeup import heard
-from determined.launch._ends import Ends
+from determined.launch._ends import RankExits
 from determined.launch._line import Line
 
 SETTLING = 5.0
@@ -49,8 +49,8 @@ class Keeper:
         self._started = time.time()
         self._ranks: list[Rank] = []
         self._living: dict[int, Rank] = {}
-        self._ends = Ends(0)
-        self._course = Course()
+        self._ends = RankExits(0)
+        self._course = RunObservations()
         self._meeting_point: object = None
         self._was_cut_off = False
         self._signalled: set[int] = set()
@@ -59,7 +59,7 @@ class Keeper:
         self._is_killing = False
         self._is_over = False
 
-    def run(self, orders: Iterable[Mapping[str, Any]] = ()) -> Ended:
+    def run(self, orders: Iterable[Mapping[str, Any]] = ()) -> RunExit:
         """Return the end of the run, when it has come; `orders` are those that came with the run itself."""
         self._start()
         self._obey(orders)
@@ -76,7 +76,7 @@ class Keeper:
     def _start(self) -> None:
         try:
             start = start_of(self._spec, self._environment)
-            self._ends = Ends(len(start.bodies))
+            self._ends = RankExits(len(start.bodies))
             for number, body in enumerate(start.bodies):
                 self._add(Rank(number, self._spec, self._patterns, body))
             self._meeting_point = start.finish()
@@ -235,7 +235,7 @@ class Keeper:
 
     # The end
 
-    def _end(self) -> Ended:
+    def _end(self) -> RunExit:
         course, failure = self._course, self._ends.failure
         for rank in self._ranks:
             course.not_started = course.not_started or rank.complaint()
@@ -248,8 +248,8 @@ class Keeper:
             course.invalid_hp = self._spec.files.invalid_hp.read_text(encoding="utf-8", errors="replace")
         lines = self._ranks[failure.rank if failure else 0].last_lines if self._ranks else []
         course.words = gist(lines)
-        reason, message = verdict(course, len(self._ranks))
-        return Ended.of(
+        reason, message = classify_exit(course, len(self._ranks))
+        return RunExit.of(
             self._spec,
             reason,
             message,

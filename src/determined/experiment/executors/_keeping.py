@@ -14,7 +14,7 @@ from determined._home import make_private
 from determined.experiment.executors._files import write_json
 from determined.experiment.executors._keeper import STOPPING, Keeper
 from determined.experiment.executors._processes import Identity, adopt_orphans, call_this
-from determined.experiment.executors._spec import Ended, EndReason, RunSpec
+from determined.experiment.executors._spec import EndReason, RunExit, RunSpec
 from determined.experiment.executors._wakeup import woken_by
 from determined.launch._line import Line
 from determined.tracking import lacks_room
@@ -42,9 +42,12 @@ def keep(link: socket.socket) -> None:
         _make_folder(spec, {**me, "server": order["server"]}, link)
         ended = Keeper(spec, order["environment"], line, woken).run(further)
     except OSError as error:
-        problem, ended = error, Ended.of(spec, EndReason.NOT_STARTED, f"{error}")
+        problem, ended = error, RunExit.of(spec, EndReason.NOT_STARTED, f"{error}")
     except Exception as error:
-        problem, ended = error, Ended.of(spec, EndReason.KILLED, f"its keeper failed: {type(error).__name__}: {error}")
+        problem, ended = (
+            error,
+            RunExit.of(spec, EndReason.KILLED, f"its keeper failed: {type(error).__name__}: {error}"),
+        )
     _announce(spec, ended, link)
     if problem is not None:
         raise problem  # with which this process ends, and all that it started
@@ -62,7 +65,7 @@ def _make_folder(spec: RunSpec, keeper: dict[str, Any], link: socket.socket) -> 
                 raise
 
 
-def _announce(spec: RunSpec, ended: Ended, link: socket.socket) -> None:
+def _announce(spec: RunSpec, ended: RunExit, link: socket.socket) -> None:
     with contextlib.suppress(OSError):  # a full disk: the runner still hears it
         write_json(spec.files.end, ended.to_json())
     _tell(link, {"ended": ended.to_json()})

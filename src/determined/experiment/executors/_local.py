@@ -18,7 +18,7 @@ from determined.experiment.executors._ends import end_without_keeper, keeper_of_
 from determined.experiment.executors._environment import base_environment, run_environment, shared_environment
 from determined.experiment.executors._libraries import libraries_of
 from determined.experiment.executors._processes import Identity
-from determined.experiment.executors._spec import Ended, EndReason, RunSpec
+from determined.experiment.executors._spec import EndReason, RunExit, RunSpec
 from determined.experiment.executors._warm import WarmProcess
 from determined.launch._line import Line
 
@@ -39,7 +39,7 @@ class _Run:
     attempt: int
     keeper: Identity | None = None
     refused: str = ""
-    end: Ended | None = None
+    end: RunExit | None = None
     wanted_end: EndReason | None = None
     kill_at: float | None = None
 
@@ -74,7 +74,7 @@ class LocalExecutor:
         self._server: WarmProcess | None = None
         self._runs: dict[int, _Run] = {}
         self._adopted: dict[int, _Adopted] = {}
-        self._over: list[Ended] = []
+        self._over: list[RunExit] = []
 
     def start(self, spec: RunSpec) -> None:
         """Begin a run; returns at once. Whatever goes wrong is told by its end."""
@@ -100,7 +100,7 @@ class LocalExecutor:
         elif (adopted := self._adopted.get(trial_id)) is not None:
             adopted.keeper.send(signal.SIGKILL)
 
-    def ended(self, timeout: float | None) -> list[Ended]:
+    def ended(self, timeout: float | None) -> list[RunExit]:
         """Return the runs that have ended since the last call; waits for one, up to so many seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -118,7 +118,7 @@ class LocalExecutor:
         It stops by itself, since its runner is gone. One that was never started counts as killed.
         """
         found = keeper_of_earlier(spec)
-        if isinstance(found, Ended):
+        if isinstance(found, RunExit):
             self._over.append(found)
             return
         keeper, server = found
@@ -177,7 +177,7 @@ class LocalExecutor:
                 server = self._have_forked(theirs, spec, shared_environment(environment))
         except OSError as error:
             link.close()
-            self._over.append(Ended.of(spec, EndReason.NOT_STARTED, f"no process can be started: {error}"))
+            self._over.append(RunExit.of(spec, EndReason.NOT_STARTED, f"no process can be started: {error}"))
             return
         run = self._runs[spec.trial_id] = _Run(spec, server, Line(link), attempt)
         self._events.register(link, selectors.EVENT_READ, lambda: self._hear(run))
@@ -213,7 +213,7 @@ class LocalExecutor:
             if "keeper" in message:
                 run.keeper = Identity.from_json(message["keeper"])
             elif "ended" in message:
-                run.end = Ended.from_json(message["ended"])
+                run.end = RunExit.from_json(message["ended"])
             else:
                 run.refused = message["refused"]
 
@@ -226,12 +226,12 @@ class LocalExecutor:
         elif run.keeper is not None:
             self._over.append(end_without_keeper(run.spec, run.keeper, run.server.token))
         elif run.wanted_end is not None:
-            self._over.append(Ended.of(run.spec, run.wanted_end, "before it had begun"))
+            self._over.append(RunExit.of(run.spec, run.wanted_end, "before it had begun"))
         elif run.attempt < _ATTEMPTS:
             self._begin(run.spec, run.attempt + 1)
         else:
             why = run.refused or run.server.last_words or "the process that starts runs was killed again and again"
-            self._over.append(Ended.of(run.spec, EndReason.NOT_STARTED, why))
+            self._over.append(RunExit.of(run.spec, EndReason.NOT_STARTED, why))
 
     # Waiting
 

@@ -10,7 +10,7 @@ from determined.experiment.executors._beginning import Beginning, fork
 from determined.experiment.executors._output import STREAMS, LogFile, Output
 from determined.experiment.executors._patterns import Patterns
 from determined.experiment.executors._spec import RunSpec
-from determined.launch._ends import End
+from determined.launch._ends import RankExit
 
 
 class Rank:
@@ -44,9 +44,9 @@ class Rank:
         """Add a line to its log that is not its own."""
         self._file.write("stderr", [text])
 
-    def end(self, code: int, by_keeper: bool) -> End:
+    def end(self, code: int, by_keeper: bool) -> RankExit:
         """Return its end, which has just come."""
-        return End(self.number, code, time.monotonic(), by_keeper, self.outputs[1].traceback_at)
+        return RankExit(self.number, code, time.monotonic(), by_keeper, self.outputs[1].traceback_at)
 
     def drain(self) -> None:
         """Store what is left of its output."""

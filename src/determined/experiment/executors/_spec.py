@@ -96,7 +96,7 @@ class EndReason(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class RunExit:
     """The end of a run."""
 
     trial_id: int
@@ -143,7 +143,7 @@ class Executor(Protocol):
     def kill(self, trial_id: int) -> None:
         """End a run at once. A trial without a run is passed over."""
 
-    def ended(self, timeout: float | None) -> list[Ended]:
+    def ended(self, timeout: float | None) -> list[RunExit]:
         """Return the runs that have ended since the last call; waits for one, up to so many seconds."""
 
     def adopt(self, spec: RunSpec) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from determined.experiment.executors._spec import EndReason
-from determined.launch._ends import End
+from determined.launch._ends import RankExit
 
 
 @dataclasses.dataclass(slots=True)
-class Course:
+class RunObservations:
     """What has happened to a run, as far as its keeper knows."""
 
     not_started: str = ""
@@ -20,13 +20,13 @@ class Course:
     """Whether it was asked to stop."""
     runner_gone: bool = False
     invalid_hp: str | None = None
-    failure: End | None = None
+    failure: RankExit | None = None
     status: int = 0
     words: str = ""
     """The last words of the rank that failed first."""
 
 
-def verdict(course: Course, ranks: int) -> tuple[EndReason, str]:
+def classify_exit(course: RunObservations, ranks: int) -> tuple[EndReason, str]:
     """Return how a run ended, and that in one line."""
     if course.not_started:
         return EndReason.NOT_STARTED, course.not_started
@@ -44,6 +44,6 @@ def verdict(course: Course, ranks: int) -> tuple[EndReason, str]:
     return EndReason.COMPLETED, ""
 
 
-def _how(failure: End, words: str) -> str:
+def _how(failure: RankExit, words: str) -> str:
     # A signal says more than what the process wrote before.
     return words if words and failure.code > 0 else f"it {failure}"
