@@ -164,7 +164,7 @@ def test_a_new_runner_hears_a_kill_while_a_trial_of_the_last_one_does_not_stop(l
 
 @pytest.mark.thorough
 def test_a_second_runner_is_refused_at_once(lab: Experiments) -> None:
-    from determined.experiment._drive import drive
+    from determined.experiment.runner._process import drive
 
     id = lab.create(long())
     with pytest.raises(errors.TrackingException, match="is run by process"):

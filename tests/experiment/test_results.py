@@ -52,7 +52,7 @@ def test_what_a_killed_runner_left_goes_at_the_end_of_a_later_experiment(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("determined.experiment._drive.conclude", lambda *_: None)
+        patch.setattr("determined.experiment.runner._process.conclude", lambda *_: None)
         id = workshop.run(settings(hyperparameters=losses(3, 1, 2, 4)))
     assert workshop.kept(id) == [1, 2, 3, 4]
     with ExperimentStore.open(workshop.home.database, id) as ledger:

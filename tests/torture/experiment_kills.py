@@ -23,7 +23,7 @@ from driven import Experiments, config, eventually, experiments
 
 from determined.experiment import config as configs
 from determined.experiment import control
-from determined.experiment._searching import SearchReplay
+from determined.experiment.runner._search_replay import SearchReplay
 from determined.tracking import RunState
 
 LR = {"type": "log", "minval": -3, "maxval": -1}

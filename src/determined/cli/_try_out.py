@@ -15,13 +15,13 @@ from determined._text import plain_lines
 from . import _output
 
 if TYPE_CHECKING:
-    from determined.experiment._rehearsal import Rehearsal
+    from determined.experiment._test_run import Rehearsal
     from determined.experiment.config import ExperimentConfig
 
 
 def try_out(config: ExperimentConfig, folder: pathlib.Path, includes: Iterable[pathlib.Path]) -> None:
     """Train one batch of one trial and say what came of it; exit status 1 if it failed."""
-    from determined.experiment._rehearsal import first_trial, rehearse
+    from determined.experiment._test_run import first_trial, rehearse
 
     first = first_trial(config, folder)
     hparams = _output.plain(tracking.encode_json(first.hparams), limit=1000)

@@ -8,16 +8,16 @@ from collections.abc import Iterable
 
 from determined import errors
 from determined._home import Home, home
-from determined.experiment import _drive
 from determined.experiment import config as configs
-from determined.experiment._continuing import continuation
-from determined.experiment._copies import download_checkpoint as download_checkpoint
+from determined.experiment._continuation import continuation
 from determined.experiment._create import remove_leftovers as remove_leftovers
 from determined.experiment._create import require_slots
 from determined.experiment._deletion import delete as delete
 from determined.experiment._deletion import delete_checkpoint as delete_checkpoint
+from determined.experiment._download import download_checkpoint as download_checkpoint
 from determined.experiment._machine import this_machine
 from determined.experiment._results import remove_expired_logs as remove_expired_logs
+from determined.experiment.runner import _process
 from determined.tracking import (
     Changeset,
     Desired,
@@ -188,4 +188,4 @@ def _have_runner(experiment_id: int, at: Home | None, slots: int | None = None) 
             return runner.pid
         if ledger.control().state.is_final:
             return None
-    return _drive.start(experiment_id, at, slots)
+    return _process.start(experiment_id, at, slots)

@@ -100,9 +100,9 @@ def _created(
 
 
 def _start(id: int, follow: bool, slots: int | None) -> None:
-    from determined.experiment import _drive
+    from determined.experiment.runner import _process
 
-    _drive.start(id, slots=slots)
+    _process.start(id, slots=slots)
     if follow:
         watch(id, from_start=True)
         return

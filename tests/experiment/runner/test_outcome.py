@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from determined.experiment._fate import StopReason, next_state
 from determined.experiment.executors import EndReason, RunExit
+from determined.experiment.runner._outcome import StopReason, next_state
 from determined.experiment.search import ExitReason
 from determined.tracking import RunState
 

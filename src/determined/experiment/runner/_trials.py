@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from determined.experiment._fate import StopReason
+from determined.experiment.runner._outcome import StopReason
 
 
 @dataclasses.dataclass(slots=True)

@@ -12,9 +12,9 @@ from determined import errors, storage
 from determined._home import Home
 from determined._info import ClusterInfo, TrialInfo
 from determined.experiment._machine import Machine
-from determined.experiment._trials import OpenTrial
 from determined.experiment.config import ExperimentConfig
 from determined.experiment.executors import RunSpec
+from determined.experiment.runner._trials import OpenTrial
 from determined.tracking import CheckpointRecord, CheckpointState, TrackingReader
 
 _NO_CHECKPOINT: Future[CheckpointRecord | None] = Future()

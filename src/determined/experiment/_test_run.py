@@ -15,18 +15,18 @@ from typing import Any
 from determined import errors
 from determined._home import Home, home
 from determined.experiment import _code
-from determined.experiment._copies import folder_of
 from determined.experiment._create import check
-from determined.experiment._drive import runner_environment
+from determined.experiment._download import folder_of
 from determined.experiment._machine import Machine, this_machine
 from determined.experiment._results import source_checkpoint
-from determined.experiment._runs import Runs
-from determined.experiment._trials import OpenTrial
 from determined.experiment.config import ExperimentConfig, from_map
 from determined.experiment.executors import EndReason, InlineExecutor, RunExit, RunSpec
 from determined.experiment.executors._environment import base_environment, run_environment
 from determined.experiment.executors._hook import run_hook
 from determined.experiment.executors._programs import command_of
+from determined.experiment.runner._process import runner_environment
+from determined.experiment.runner._run_specs import Runs
+from determined.experiment.runner._trials import OpenTrial
 from determined.experiment.search import Began, Create, Search
 from determined.tracking import (
     Changeset,

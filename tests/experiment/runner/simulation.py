@@ -15,10 +15,10 @@ from typing import Any
 from determined._home import Home
 from determined.experiment import config as configs
 from determined.experiment._machine import Machine
-from determined.experiment._runner import POLL, Runner
-from determined.experiment._runs import Runs
-from determined.experiment._searching import SearchReplay
 from determined.experiment.executors import EndReason, RunExit, RunSpec
+from determined.experiment.runner._run_specs import Runs
+from determined.experiment.runner._runner import POLL, Runner
+from determined.experiment.runner._search_replay import SearchReplay
 from determined.tracking import (
     ExperimentDescription,
     ExperimentStore,

@@ -22,11 +22,11 @@ from determined.experiment import config as configs
 from determined.experiment._machine import SLOTS_VARIABLE, this_machine
 from determined.experiment._pool import SharedPool
 from determined.experiment._results import conclude, source_checkpoint
-from determined.experiment._room import when_there_is_room
-from determined.experiment._runner import Runner
-from determined.experiment._runs import Runs
-from determined.experiment._searching import SearchReplay
 from determined.experiment.executors import Executor, LocalExecutor
+from determined.experiment.runner._disk_space import when_there_is_room
+from determined.experiment.runner._run_specs import Runs
+from determined.experiment.runner._runner import Runner
+from determined.experiment.runner._search_replay import SearchReplay
 from determined.tracking import Desired, ExperimentStore, RunState, Slots, TrackingReader
 
 logger = logging.getLogger("determined.experiment")

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from determined import errors
-from determined.experiment._draft import ChangesetBuilder
-from determined.experiment._fate import StopReason, TrialOutcome, next_state, next_state_without_run
 from determined.experiment._pool import Pool
-from determined.experiment._room import when_there_is_room
-from determined.experiment._runs import Runs
-from determined.experiment._searching import SearchReplay
-from determined.experiment._trials import OpenTrial, OpenTrials
 from determined.experiment.config import ExperimentConfig
 from determined.experiment.executors import EndReason, Executor, RunExit, RunSpec
+from determined.experiment.runner._changeset import ChangesetBuilder
+from determined.experiment.runner._disk_space import when_there_is_room
+from determined.experiment.runner._outcome import StopReason, TrialOutcome, next_state, next_state_without_run
+from determined.experiment.runner._run_specs import Runs
+from determined.experiment.runner._search_replay import SearchReplay
+from determined.experiment.runner._trials import OpenTrial, OpenTrials
 from determined.experiment.search import Create, Operation, Shutdown, Stop
 from determined.tracking import Desired, ExperimentStore, RunState, TrialChange, TrialRequest
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-from determined.experiment._draft import ChangesetBuilder
 from determined.experiment.config import ExperimentConfig
+from determined.experiment.runner._changeset import ChangesetBuilder
 from determined.experiment.search import Began, Event, Exited, ExitReason, Operation, Rung, Search, Validated
 from determined.tracking import ExperimentStore, Validation
 

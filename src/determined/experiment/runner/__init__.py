@@ -1,0 +1,1 @@
+"""The runner: drives one experiment."""
