@@ -54,14 +54,6 @@ PYTORCH_HEIGHT = {part: height for height, parts in enumerate(PYTORCH_LAYERS) fo
 
 # The private modules of other packages that a package still imports. Entries may only be removed.
 PRIVATE_IMPORTS: dict[str, set[str]] = {
-    "cli": {
-        "determined.experiment._download",
-        "determined.experiment._create",
-        "determined.experiment.runner._process",
-        "determined.experiment._ranking",
-        "determined.experiment._test_run",
-        "determined.experiment.runner._search_replay",
-    },
     "experiment": {
         "determined.launch._command",
         "determined.launch._ends",
@@ -69,13 +61,8 @@ PRIVATE_IMPORTS: dict[str, set[str]] = {
         "determined.launch._line",
     },
     "experimental": {
-        "determined.experiment._download",
-        "determined.experiment._create",
-        "determined.experiment._ranking",
-        "determined.experiment._test_run",
         "determined.launch._harness",
     },
-    "web": {"determined.experiment._ranking"},
 }
 
 

@@ -14,8 +14,7 @@ import psutil
 
 from determined._home import Home
 from determined.experiment import config as configs
-from determined.experiment import control
-from determined.experiment._create import create
+from determined.experiment import control, create
 from determined.tracking import ExperimentStore, RunState, TrackingReader
 
 MARK = "DET_WARM_PROCESS"

@@ -12,8 +12,7 @@ from driven import Experiments, config, eventually, experiments
 
 from determined import errors
 from determined.experiment import config as configs
-from determined.experiment import control
-from determined.experiment._create import create
+from determined.experiment import control, create
 from determined.experiment.executors import read_logs
 from determined.tracking import RunState
 
@@ -164,7 +163,7 @@ def test_a_new_runner_hears_a_kill_while_a_trial_of_the_last_one_does_not_stop(l
 
 @pytest.mark.thorough
 def test_a_second_runner_is_refused_at_once(lab: Experiments) -> None:
-    from determined.experiment.runner._process import drive
+    from determined.experiment import drive
 
     id = lab.create(long())
     with pytest.raises(errors.TrackingException, match="is run by process"):

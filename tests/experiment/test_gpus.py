@@ -13,9 +13,8 @@ from simulation import SimulatedExecutor
 from determined import errors
 from determined._home import Home
 from determined.experiment import config as configs
-from determined.experiment._create import create
+from determined.experiment import create, drive
 from determined.experiment.executors import RunSpec
-from determined.experiment.runner._process import drive
 from determined.tracking import RunState
 
 pytestmark = pytest.mark.timeout(60)

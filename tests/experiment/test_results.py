@@ -10,8 +10,7 @@ import socket
 import pytest
 
 from determined import errors
-from determined.experiment import control
-from determined.experiment._ranking import best_checkpoints, best_trial, ranked_trials, scores
+from determined.experiment import best_checkpoints, best_trial, control, ranked_trials, scores
 from determined.tracking import Catalog, ExperimentStore, Registry, RunProcess, RunState
 from told import KEEP_ALL, KEEP_NONE, Workshop, losses, settings
 

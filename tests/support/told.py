@@ -9,9 +9,8 @@ from typing import Any
 
 from determined._home import Home
 from determined.experiment import config as configs
-from determined.experiment._create import create
+from determined.experiment import create, drive
 from determined.experiment.executors import InlineExecutor
-from determined.experiment.runner._process import drive
 from determined.tracking import CheckpointState, ExperimentStore, RunState, TrackingReader
 
 PROGRAM = '''

@@ -21,9 +21,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "experiment"))
 
 from driven import Experiments, config, eventually, experiments
 
+from determined.experiment import SearchReplay, control
 from determined.experiment import config as configs
-from determined.experiment import control
-from determined.experiment.runner._search_replay import SearchReplay
 from determined.tracking import RunState
 
 LR = {"type": "log", "minval": -3, "maxval": -1}

@@ -15,13 +15,13 @@ from determined._text import plain_lines
 from . import _output
 
 if TYPE_CHECKING:
-    from determined.experiment._test_run import Rehearsal
+    from determined.experiment import TestRun
     from determined.experiment.config import ExperimentConfig
 
 
 def try_out(config: ExperimentConfig, folder: pathlib.Path, includes: Iterable[pathlib.Path]) -> None:
     """Train one batch of one trial and say what came of it; exit status 1 if it failed."""
-    from determined.experiment._test_run import first_trial, rehearse
+    from determined.experiment import first_trial, run_test
 
     first = first_trial(config, folder)
     hparams = _output.plain(tracking.encode_json(first.hparams), limit=1000)
@@ -34,11 +34,11 @@ def try_out(config: ExperimentConfig, folder: pathlib.Path, includes: Iterable[p
     if (slots := config.resources.slots_per_trial) > 1:
         typer.echo(f"The test runs on one slot; resources.slots_per_trial: {slots} is ignored.")
     began = time.monotonic()
-    result = rehearse(config, folder, first, includes)
+    result = run_test(config, folder, first, includes)
     _say(result, time.monotonic() - began)
 
 
-def _say(result: Rehearsal, seconds: float) -> None:
+def _say(result: TestRun, seconds: float) -> None:
     from determined.experiment.executors import EndReason
 
     if result.ended.reason is not EndReason.COMPLETED:

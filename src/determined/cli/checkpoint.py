@@ -107,7 +107,7 @@ def consolidate(
 ) -> None:
     """Copy a checkpoint of a model that was sharded over processes, whole in one state_dict.pth."""
     from determined import pytorch
-    from determined.experiment._download import folder_of, staged
+    from determined.experiment import folder_of, staged
 
     source, target = folder_of(_output.open_records().checkpoint(uuid)), folder.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):

@@ -158,7 +158,7 @@ def download(
     latest: Annotated[bool, typer.Option("--latest", help="The latest checkpoint instead of the best one.")] = False,
 ) -> None:
     """Copy the best checkpoint of a trial into a new or empty folder."""
-    from determined.experiment._ranking import best_checkpoints
+    from determined.experiment import best_checkpoints
 
     records = _output.open_records()
     trial = records.trial(id)

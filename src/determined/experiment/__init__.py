@@ -1,1 +1,51 @@
-"""Experiments: many trials of one program, chosen by a search and run on the slots of a machine."""
+"""Experiments: many trials of one program, chosen by a search and run on the slots of a machine.
+
+`create` records an experiment and `start` starts the process that runs it; the module `control` pauses, cancels,
+continues and deletes experiments. Importing this package costs nothing: each name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._create import create
+    from ._download import download_checkpoint, folder_of, staged
+    from ._ranking import Scores, best_checkpoints, best_trial, ranked_trials, ranking_metric, scores
+    from ._test_run import TestRun, first_trial, run_test
+    from .runner import SearchReplay, drive, start
+
+__all__ = [
+    "Scores",
+    "SearchReplay",
+    "TestRun",
+    "best_checkpoints",
+    "best_trial",
+    "create",
+    "download_checkpoint",
+    "drive",
+    "first_trial",
+    "folder_of",
+    "ranked_trials",
+    "ranking_metric",
+    "run_test",
+    "scores",
+    "staged",
+    "start",
+]
+
+_LOADED_ON_USE = {
+    "_create": ("create",),
+    "_download": ("download_checkpoint", "folder_of", "staged"),
+    "_ranking": ("Scores", "best_checkpoints", "best_trial", "ranked_trials", "ranking_metric", "scores"),
+    "_test_run": ("TestRun", "first_trial", "run_test"),
+    "runner": ("SearchReplay", "drive", "start"),
+}
+_MODULES = {name: module for module, names in _LOADED_ON_USE.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)

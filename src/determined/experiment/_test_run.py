@@ -45,7 +45,7 @@ _OF_SHELLS = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Rehearsal:
+class TestRun:
     """What came of it."""
 
     hparams: Mapping[str, Any]
@@ -60,13 +60,13 @@ def first_trial(config: ExperimentConfig, folder: str | os.PathLike[str]) -> Cre
     return next(made for made in search.handle(Began()) if isinstance(made, Create))
 
 
-def rehearse(
+def run_test(
     config: ExperimentConfig,
     folder: str | os.PathLike[str],
     first: Create,
     includes: Iterable[str | os.PathLike[str]] = (),
     at: Home | None = None,
-) -> Rehearsal:
+) -> TestRun:
     """Train one batch of a trial; nothing of it stays.
 
     A class trains in this process, a script as a process of its own; both on one slot, whatever the config says.
@@ -82,7 +82,7 @@ def rehearse(
             spec = _spec(staged, stage, machine, trial, source)
             ended = _in_this_process(spec) if spec.is_class else _as_a_script(spec, runner_environment(stage))
         records = TrackingReader(stage.database)
-        return Rehearsal(first.hparams, ended, records.history(trial.id), len(records.checkpoints()))
+        return TestRun(first.hparams, ended, records.history(trial.id), len(records.checkpoints()))
 
 
 @contextlib.contextmanager

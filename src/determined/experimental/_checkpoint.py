@@ -123,7 +123,7 @@ class Checkpoint:
 
     def load(self, **arguments: Any) -> PyTorchTrial:
         """Return the trial that it was saved from, with its weights. Arguments are those of `load_from_path`."""
-        from determined.experiment._download import folder_of
+        from determined.experiment import folder_of
 
         return self.load_from_path(folder_of(self._record), **arguments)
 

@@ -57,8 +57,7 @@ class Determined:
         the CPU of a machine without GPUs. Keys without effect are warned of; `errors.InvalidConfig` lists all that is
         wrong.
         """
-        from determined.experiment import control
-        from determined.experiment._create import create
+        from determined.experiment import control, create
         from determined.experiment.config import from_map
 
         settings = _config(config)

@@ -42,7 +42,7 @@ def _by_metric(
     metric: str | None,
     order_by: OrderBy | None,
 ) -> list[CheckpointRecord]:
-    from determined.experiment._ranking import scores
+    from determined.experiment import scores
 
     return scores(records, experiment_id, metric, None if order_by is None else order_by is OrderBy.ASC).ranked(found)
 
@@ -56,7 +56,7 @@ def best(
     smaller_is_better: bool | None,
 ) -> list[Checkpoint]:
     """Return the best checkpoints; see `Experiment.top_n_checkpoints`."""
-    from determined.experiment._ranking import best_checkpoints
+    from determined.experiment import best_checkpoints
 
     records = TrackingReader(home.database)
     found = best_checkpoints(records, experiment_id, count, sort_by, smaller_is_better, trial_id)

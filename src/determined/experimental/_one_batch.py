@@ -36,7 +36,7 @@ test_one_batch.__test__ = False  # type: ignore[attr-defined]  # pytest would ta
 
 
 def _hparams(tree: Mapping[str, Any]) -> dict[str, Any]:
-    from determined.experiment._test_run import first_trial
+    from determined.experiment import first_trial
     from determined.experiment.config import from_map
 
     complete = {**tree, "searcher": {**_ASSUMED, **(tree.get("searcher") or {})}}

@@ -16,8 +16,7 @@ import yaml
 
 from determined import _text, tracking
 from determined._home import Home
-from determined.experiment import wording
-from determined.experiment._ranking import Scores, ranked_trials, ranking_metric
+from determined.experiment import Scores, ranked_trials, ranking_metric, wording
 from determined.experiment.executors import LogLine, read_logs
 from determined.tracking import CheckpointState, Desired, ExperimentRecord, TrackingReader, TrialRecord
 from determined.web import _charts

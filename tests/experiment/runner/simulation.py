@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from determined._home import Home
+from determined.experiment import SearchReplay
 from determined.experiment import config as configs
 from determined.experiment._machine import Machine
 from determined.experiment.executors import EndReason, RunExit, RunSpec
 from determined.experiment.runner._run_specs import Runs
 from determined.experiment.runner._runner import POLL, Runner
-from determined.experiment.runner._search_replay import SearchReplay
 from determined.tracking import (
     ExperimentDescription,
     ExperimentStore,

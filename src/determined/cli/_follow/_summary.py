@@ -64,7 +64,7 @@ def _print_best(view: View, home: Home) -> None:
 
 
 def _checkpoint(view: View, home: Home) -> str:
-    from determined.experiment._ranking import best_checkpoints
+    from determined.experiment import best_checkpoints
 
     try:
         return best_checkpoints(tracking.TrackingReader(home.database), view.id, 1)[0].uuid

@@ -16,8 +16,8 @@ from determined.experiment.wording import flat, varying
 from ._view import TrialView, View
 
 if TYPE_CHECKING:
+    from determined.experiment import SearchReplay
     from determined.experiment.executors import LogLine
-    from determined.experiment.runner._search_replay import SearchReplay
     from determined.experiment.search import Rung
 
 _LOG_LINES = 6
@@ -53,7 +53,7 @@ class Watch:
 
     def _open_search(self) -> SearchReplay | None:
         """Return the search if it has rungs; others would cost more than they tell."""
-        from determined.experiment.runner._search_replay import SearchReplay
+        from determined.experiment import SearchReplay
 
         if getattr(self._config.searcher, "time_metric", None) is None:
             return None

@@ -90,9 +90,9 @@ def _loaded(path: pathlib.Path, overrides: list[str] | None) -> ExperimentConfig
 def _created(
     config: ExperimentConfig, folder: pathlib.Path, includes: Iterable[pathlib.Path], paused: bool, slots: int | None
 ) -> int:
-    from determined.experiment import _create as creating
+    from determined import experiment
 
-    id = creating.create(config, folder, includes, paused=paused, slots=slots)
+    id = experiment.create(config, folder, includes, paused=paused, slots=slots)
     typer.echo(f"Created experiment {id}, {_output.plain(config.name)} ({config.searcher.name}).")
     if paused:
         typer.echo(f"  det experiment activate {id}     lets it run")
@@ -100,9 +100,9 @@ def _created(
 
 
 def _start(id: int, follow: bool, slots: int | None) -> None:
-    from determined.experiment.runner import _process
+    from determined import experiment
 
-    _process.start(id, slots=slots)
+    experiment.start(id, slots=slots)
     if follow:
         watch(id, from_start=True)
         return

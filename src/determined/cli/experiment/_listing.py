@@ -147,7 +147,7 @@ def _best(
 def _ranked(
     experiment: tracking.ExperimentRecord, trials: Sequence[tracking.TrialRecord]
 ) -> list[tracking.TrialRecord]:
-    from determined.experiment._ranking import ranked_trials
+    from determined.experiment import ranked_trials
 
     return ranked_trials(experiment, trials)
 
@@ -192,7 +192,7 @@ def list_checkpoints(
     id: ExperimentId, best: Best = False, limit: Limit = None, json: Json = False, csv: Csv = False
 ) -> None:
     """List the checkpoints of an experiment, the oldest first; deleted ones too, unless --best is given."""
-    from determined.experiment._ranking import scores
+    from determined.experiment import scores
 
     format = _output.chosen_format(json, csv)
     records = _output.open_records()

@@ -22,7 +22,7 @@ def plot(
     ] = None,
 ) -> None:
     """Draw the validation metrics of all trials into a picture, one panel per metric, one curve per trial."""
-    from determined.experiment._ranking import ranked_trials, ranking_metric
+    from determined.experiment import ranked_trials, ranking_metric
 
     found = _output.open_records().overview(id)
     target = output or pathlib.Path(f"experiment-{id}.png")
@@ -54,7 +54,7 @@ def download(
     ] = None,
 ) -> None:
     """Copy the best checkpoints of an experiment."""
-    from determined.experiment._ranking import best_checkpoints
+    from determined.experiment import best_checkpoints
 
     for record in best_checkpoints(_output.open_records(), id, top_n, sort_by, smaller_is_better):
         copy_to(record, (output_dir or pathlib.Path("checkpoints")) / record.uuid)
