@@ -3,7 +3,7 @@
 from determined.experiment.executors._inline import InlineExecutor
 from determined.experiment.executors._local import LocalExecutor
 from determined.experiment.executors._logs import LogLine, follow_logs, read_logs
-from determined.experiment.executors._spec import EndReason, Executor, RunExit, RunSpec, is_class_entrypoint
+from determined.experiment.executors._base import EndReason, Executor, RunExit, RunSpec, is_class_entrypoint
 
 __all__ = [
     "EndReason",

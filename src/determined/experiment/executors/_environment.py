@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from determined._home import HOME_VARIABLE, RUN_FOLDER_VARIABLE
 from determined._info import ClusterInfo, TrialInfo
-from determined.experiment.executors._spec import RunSpec
+from determined.experiment.executors._base import RunSpec
 from determined.launch._command import MODULE
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")

@@ -13,7 +13,7 @@ from determined.experiment.executors._beginning import Beginning
 from determined.experiment.executors._ending import run_to_end, show
 from determined.experiment.executors._environment import THREAD_VARIABLES
 from determined.experiment.executors._processes import call_this
-from determined.experiment.executors._spec import RunSpec
+from determined.experiment.executors._base import RunSpec
 
 HARNESS = "determined.launch._harness"
 

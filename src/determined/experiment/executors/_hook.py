@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 
 from determined import storage
-from determined.experiment.executors._spec import STARTUP_HOOK, RunSpec
+from determined.experiment.executors._base import STARTUP_HOOK, RunSpec
 
 # What a shell sets for itself.
 _OF_SHELLS = ("_", "OLDPWD", "PWD", "SHLVL")

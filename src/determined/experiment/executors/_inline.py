@@ -19,7 +19,7 @@ from determined.experiment.executors._files import write_json
 from determined.experiment.executors._fresh import import_path
 from determined.experiment.executors._hook import run_hook
 from determined.experiment.executors._output import gist
-from determined.experiment.executors._spec import EndReason, RunExit, RunSpec
+from determined.experiment.executors._base import EndReason, RunExit, RunSpec
 
 if TYPE_CHECKING:
     from determined.tracking import RunProcess

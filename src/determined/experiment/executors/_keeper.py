@@ -17,7 +17,7 @@ from determined.experiment.executors._output import gist
 from determined.experiment.executors._patterns import Patterns
 from determined.experiment.executors._processes import children
 from determined.experiment.executors._rank import Rank
-from determined.experiment.executors._spec import RunExit, RunSpec
+from determined.experiment.executors._base import RunExit, RunSpec
 from determined.experiment.executors._start import start_of
 from determined.experiment.executors._verdict import RunObservations, classify_exit
 from determined.experiment.executors._wakeup import heard

@@ -18,7 +18,7 @@ from determined.experiment.executors._ends import end_without_keeper, keeper_of_
 from determined.experiment.executors._environment import base_environment, run_environment, shared_environment
 from determined.experiment.executors._libraries import libraries_of
 from determined.experiment.executors._processes import Identity
-from determined.experiment.executors._spec import EndReason, RunExit, RunSpec
+from determined.experiment.executors._base import EndReason, RunExit, RunSpec
 from determined.experiment.executors._warm import WarmProcess
 from determined.launch._line import Line
 

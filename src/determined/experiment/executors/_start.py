@@ -11,7 +11,7 @@ from typing import Any
 from determined.experiment.executors._environment import rank_environment
 from determined.experiment.executors._fresh import train_class
 from determined.experiment.executors._programs import Body, execute, is_warm
-from determined.experiment.executors._spec import RunSpec
+from determined.experiment.executors._base import RunSpec
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

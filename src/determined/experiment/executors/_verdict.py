@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from determined.experiment.executors._spec import EndReason
+from determined.experiment.executors._base import EndReason
 from determined.launch._ends import RankExit
 
 
