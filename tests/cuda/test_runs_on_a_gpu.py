@@ -67,7 +67,7 @@ def spec(folder: pathlib.Path, gpus: list[str]) -> RunSpec:
         code=code,
         folder=run,
         environment=info.to_environment(),
-        gpus=gpus,
+        placement={"gpus": gpus},
     )
 
 
@@ -79,7 +79,7 @@ def test_trials_of_one_warm_process_see_the_gpus_that_they_are_given(tmp_path: p
         for gpus in (["0"], [], ["0"]):
             run = spec(tmp_path, gpus)
             executor.start(run)
-            (ended,) = executor.ended(120)
+            (ended,) = executor.poll(120)
             text = "".join(f"{line.text}\n" for line in read_logs(run.folder.parent))
             assert ended.reason is EndReason.COMPLETED, text
             found.append(json.loads(text.partition("FACTS ")[2].partition("\n")[0]))

@@ -51,7 +51,7 @@ class Machines(SimulatedExecutor):
         self._beside = beside
 
     def start(self, spec: RunSpec) -> None:
-        self._lab.given.append(list(map(str, spec.gpus)))
+        self._lab.given.append(list(map(str, spec.placement["gpus"])))
         if self._beside:
             self._lab.run(*self._beside)
         super().start(spec)

@@ -158,7 +158,7 @@ def test_a_trial_that_outlives_its_runner_keeps_its_experiment(
     ledger: tracking.ExperimentStore, catalog: tracking.Catalog, living: tracking.RunProcess
 ) -> None:
     (id,) = add_trials(ledger)
-    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=id, process=living)]))
+    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=id, handle=living.to_json())]))
     ledger.release()
     with pytest.raises(errors.TrackingException, match=f"process {living.pid} is at work"):
         catalog.delete_experiment(1)

@@ -156,7 +156,7 @@ def test_a_trial_whose_process_lives_is_not_lost_with_its_runner(
     ledger: tracking.ExperimentStore, records: tracking.TrackingReader, living: tracking.RunProcess
 ) -> None:
     add_trials(ledger)
-    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=1, process=living)]))
+    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=1, handle=living.to_json())]))
     ledger.claim(driving.ended_process(), force=True)
     assert not records.trial(1).is_lost
 
@@ -172,7 +172,7 @@ def test_all_of_a_turn_is_stored(ledger: tracking.ExperimentStore, records: trac
             events=[event(1, "a", metric=0.5), event(2, "b")],
             snapshot=tracking.Snapshot(number=2, state={"rungs": [1, 2]}),
             new_trials=[new_trial("b", hparams={"lr": 0.2}, seed=9, state=RunState.PAUSED), new_trial("c")],
-            trial_changes=[tracking.TrialChange(trial_id=first[0], run_id=1, restarts=2, process=process)],
+            trial_changes=[tracking.TrialChange(trial_id=first[0], run_id=1, restarts=2, handle=process.to_json())],
             experiment_change=tracking.ExperimentChange(progress=0.25, wanted_slots=4),
         )
     )
@@ -258,7 +258,9 @@ def test_a_final_state_ends_a_trial_and_another_one_undoes_that(ledger: tracking
 def test_what_a_change_does_not_name_stays(ledger: tracking.ExperimentStore) -> None:
     add_trials(ledger)
     process = tracking.RunProcess.current()
-    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=1, process=process, reason="r", restarts=1)]))
+    ledger.commit(
+        Changeset(trial_changes=[tracking.TrialChange(trial_id=1, handle=process.to_json(), reason="r", restarts=1)])
+    )
     (before,) = ledger.trials()
     ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=1)]))
     assert ledger.trials() == [before]
@@ -279,7 +281,7 @@ def test_a_run_is_recorded_from_its_start_to_its_end(
     (id,) = add_trials(ledger, run=False)
     process = tracking.RunProcess.current()
     ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=id, run_id=1, started_from_step=5)]))
-    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=id, process=process)]))
+    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=id, handle=process.to_json())]))
     ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=id, run_ended=9.0, run_reason="exit code 1")]))
     (run,) = ledger.runs(id)
     assert (run.run_id, run.process, run.started_from_step, run.reported_steps) == (1, process, 5, 5)
@@ -289,7 +291,9 @@ def test_a_run_is_recorded_from_its_start_to_its_end(
 
 def test_a_new_run_has_no_process_until_it_is_told(ledger: tracking.ExperimentStore) -> None:
     add_trials(ledger)
-    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=1, process=tracking.RunProcess.current())]))
+    ledger.commit(
+        Changeset(trial_changes=[tracking.TrialChange(trial_id=1, handle=tracking.RunProcess.current().to_json())])
+    )
     driving.begin_runs(ledger, [1], run_id=2)
     assert ledger.trials()[0].process is None
     assert [run.process is None for run in ledger.runs(1)] == [False, True]

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from determined import errors
 
@@ -39,9 +40,9 @@ class Machine:
         """Compute threads of a process with one slot, so that all slots together use every core once."""
         return max(1, self.cores // max(self.slots, 1))
 
-    def gpus_of(self, slots: list[int]) -> list[str]:
-        """Return the GPUs that go with slots, as CUDA_VISIBLE_DEVICES calls them."""
-        return [self.gpus[slot] for slot in slots] if self.gpus else []
+    def placement(self, slots: list[int]) -> dict[str, Any]:
+        """Return what the processes of a run on these slots may use."""
+        return {"slots": slots, "gpus": [self.gpus[slot] for slot in slots if self.gpus], "threads": self.threads}
 
 
 def this_machine(slots: int | None = None) -> Machine:

@@ -134,7 +134,9 @@ def _recorded(config: ExperimentConfig, stage: Home, first: Create) -> Iterator[
 
 
 def _spec(config: ExperimentConfig, stage: Home, machine: Machine, trial: OpenTrial, source: str | None) -> RunSpec:
-    spec = Runs(1, config, stage, machine).spec(trial, [0], source)
+    spec = Runs(1, config, stage, "cuda" if machine.gpus else "cpu").spec(
+        trial, machine.placement([next(iter(machine.numbers))]), source
+    )
     return dataclasses.replace(spec, environment={**spec.environment, TEST_VARIABLE: "1"})
 
 
@@ -142,7 +144,7 @@ def _in_this_process(spec: RunSpec) -> RunExit:
     executor = InlineExecutor()
     try:
         executor.start(spec)
-        (ended,) = executor.ended(0.0)
+        (ended,) = executor.poll(0.0)
         return ended
     finally:
         executor.close()

@@ -101,8 +101,8 @@ def _of_trial(change: TrialChange) -> dict[str, Any]:
     changes: dict[str, Any] = {
         name: value for name in ("reason", "run_id", "restarts") if (value := getattr(change, name)) is not None
     }
-    if change.process is not None or change.run_id is not None:
-        changes |= _runs.columns_of(change.process)
+    if change.handle is not None or change.run_id is not None:
+        changes |= _runs.columns_of_handle(change.handle)
     if change.clears_wish:
         changes["wish"] = None
     return changes | _state(change.state, change.ended)
@@ -124,12 +124,12 @@ def _begin_run(connection: sa.Connection, trial: Row, change: TrialChange, run_i
     start = change.started_from_step
     steps = {"started_from_step": start, "reported_steps": start}
     values = {"trial_id": trial.id, "run_id": run_id, "started": time.time(), **steps}
-    _writing.insert(connection, RUN, [{**values, **_runs.columns_of(change.process), **_of_run(change)}])
+    _writing.insert(connection, RUN, [{**values, **_runs.columns_of_handle(change.handle), **_of_run(change)}])
 
 
 def _of_run(change: TrialChange) -> dict[str, Any]:
     """Return the columns of the trial's latest run that a change is about."""
-    changes: dict[str, Any] = {} if change.process is None else {**_runs.columns_of(change.process)}
+    changes: dict[str, Any] = {} if change.handle is None else _runs.columns_of_handle(change.handle)
     if change.run_ended is not None:
         changes["ended"] = change.run_ended
     if change.run_reason is not None:

@@ -7,6 +7,8 @@ import functools
 import os
 import socket
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from determined._processes import ProcessIdentity, is_supported
 
@@ -50,6 +52,17 @@ class RunProcess:
         except psutil.NoSuchProcess as error:
             raise ProcessLookupError(f"there is no process {pid}.") from error
         return cls(pid=pid, host=socket.gethostname(), started=started)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` reads back, without `alive_until`."""
+        identity = None if self.identity is None else self.identity.to_json()
+        return {"pid": self.pid, "started": self.started, "host": self.host, "identity": identity}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> RunProcess:
+        """Return the process that `to_json` described."""
+        identity = value["identity"]
+        return cls(**{**value, "identity": None if identity is None else ProcessIdentity.from_json(identity)})
 
     @property
     def is_here(self) -> bool:

@@ -69,6 +69,11 @@ def columns_of(process: RunProcess | None) -> dict[str, Any]:
     }
 
 
+def columns_of_handle(handle: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the columns that name the process of a run, or that none is known."""
+    return columns_of(None if handle is None else RunProcess.from_json(handle))
+
+
 def require_complete(trial: Row, runs: Sequence[Row]) -> None:
     """Raise `Damage` unless these, in their order, are all runs of a trial."""
     if [run.run_id for run in runs] != list(range(1, (trial.run_id or 0) + 1)):

@@ -90,8 +90,9 @@ class TrialChange:
 
     `run_id` begins a run and must be the trial's last one plus 1, the first being 1. `started_from_step` is of the
     checkpoint that the run is given to start from: what earlier runs reported after it is superseded, unless the run
-    itself says by `Continued` that it started elsewhere. `process` is that of the run, such as its keeper. `ended` is
-    of the trial; a final state without one ends it now. `run_ended` and `run_reason` are of its latest run.
+    itself says by `Continued` that it started elsewhere. `handle` is what the executor of the run finds it by: for runs
+    on this machine a process, as `RunProcess.to_json` returns it. `ended` is of the trial; a final state without one
+    ends it now. `run_ended` and `run_reason` are of its latest run.
     """
 
     trial_id: int
@@ -100,7 +101,7 @@ class TrialChange:
     run_id: int | None = None
     started_from_step: int = 0
     restarts: int | None = None
-    process: RunProcess | None = None
+    handle: Mapping[str, Any] | None = None
     ended: float | None = None
     run_ended: float | None = None
     run_reason: str | None = None
@@ -199,6 +200,11 @@ class RunRecord:
     reason: str | None
     outcome: RunState | None
     outcome_reason: str | None
+
+    @property
+    def handle(self) -> Mapping[str, Any] | None:
+        """What the executor of the run finds it by; None if that was never stored."""
+        return None if self.process is None else self.process.to_json()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,7 @@ class Runs:
             code=changes.pop("code", self.code),
             folder=self.folder / f"trial-{trial}" / f"run-{run}",
             environment={"DET_HOME": str(self.folder / "det-home"), **(environment or {})},
-            **{"patience": PATIENCE, **changes},
+            **{"grace_period": PATIENCE, **changes},
         )
 
     def trial(
@@ -127,7 +127,7 @@ class Runs:
 
     def collect(self, timeout: float) -> None:
         """Take note of ends."""
-        for ended in self.executor.ended(timeout):
+        for ended in self.executor.poll(timeout):
             self.going.discard(ended.trial_id)
             self._ended[ended.trial_id] = ended
 

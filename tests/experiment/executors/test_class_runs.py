@@ -116,7 +116,7 @@ def test_trial_is_the_program_of_its_process(runs: Runs) -> None:
 
 
 def test_trial_has_the_environment_of_its_run_alone(runs: Runs) -> None:
-    variables = facts_of(runs, environment={"DET_OWN": "x"}, gpus=[])["variables"]
+    variables = facts_of(runs, environment={"DET_OWN": "x"}, placement={"gpus": []})["variables"]
     assert (variables["DET_OWN"], variables["CUDA_VISIBLE_DEVICES"], variables["PYTHONUNBUFFERED"]) == ("x", "", "1")
     assert not {"DET_WARM_PROCESS", "RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"} & variables.keys()
 
@@ -159,7 +159,7 @@ def test_variables_that_matter_when_libraries_are_loaded_do(own_runs: Runs) -> N
     own_runs.write("HERE = 'found from the code folder'", "lib/extra.py")
     write(own_runs, before="import extra, torch; print(extra.HERE, torch.get_num_threads(), hash('text'))")
     variables = {"PYTHONPATH": "lib", "OMP_NUM_THREADS": "2", "PYTHONHASHSEED": "0"}
-    spec = own_runs.trial(environment=variables, threads=1)
+    spec = own_runs.trial(environment=variables, placement={"threads": 1})
     assert own_runs.run(spec).reason is EndReason.COMPLETED, own_runs.text(spec)
     hashed = subprocess.run(
         [sys.executable, "-c", "print(hash('text'))"], env={"PYTHONHASHSEED": "0"}, capture_output=True, text=True
@@ -372,7 +372,7 @@ class Freezes(Trial):
         return {"freezes": Callback()}
 """,
     )
-    short = {"patience": 1.0, "environment": {"DET_DISTRIBUTED_TIMEOUT": "5"}}
+    short = {"grace_period": 1.0, "environment": {"DET_DISTRIBUTED_TIMEOUT": "5"}}
     ended = runs.run(runs.trial("model_def:Freezes", ranks=2, slot_ids=[0, 1], **short))
     assert ended.reason is EndReason.FAILED
     assert ended.message.startswith("rank 1: it did not end within 5 s after another rank had")

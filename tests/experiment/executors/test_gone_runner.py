@@ -30,7 +30,7 @@ executor = LocalExecutor()
 for text in sys.argv[1:]:
     executor.start(RunSpec.from_json(json.loads(text)))
 while True:
-    executor.ended(60)
+    executor.poll(60)
 """
 
 
@@ -62,7 +62,7 @@ def await_text(spec: RunSpec, text: str) -> None:
 def adopted(spec: RunSpec) -> RunExit:
     with LocalExecutor() as later:
         later.adopt(spec)
-        (ended,) = later.ended(60)
+        (ended,) = later.poll(60)
     return ended
 
 
@@ -95,7 +95,7 @@ def test_next_runner_waits_for_a_run_that_still_saves(own_runs: Runs) -> None:
 
 
 def test_run_that_does_not_end_is_killed_in_the_end(own_runs: Runs) -> None:
-    spec = own_runs.spec(STUBBORN, patience=0.3)
+    spec = own_runs.spec(STUBBORN, grace_period=0.3)
     with runner(own_runs, spec) as process:
         process.kill()
     assert adopted(spec).reason is EndReason.KILLED
@@ -103,14 +103,14 @@ def test_run_that_does_not_end_is_killed_in_the_end(own_runs: Runs) -> None:
 
 
 def test_next_runner_kills_a_run_that_does_not_end(own_runs: Runs) -> None:
-    spec = own_runs.spec(STUBBORN, patience=1000)
+    spec = own_runs.spec(STUBBORN, grace_period=1000)
     with runner(own_runs, spec) as process, LocalExecutor() as later:
         process.kill()
         process.wait()
         later.adopt(spec)
-        assert later.ended(0.1) == []
+        assert later.poll(0.1) == []
         later.kill(spec.trial_id)
-        (ended,) = later.ended(60)
+        (ended,) = later.poll(60)
     assert ended.reason is EndReason.KILLED
     await_none(own_runs.folder)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import select
 import sys
 from collections.abc import Iterator
 
@@ -24,7 +23,7 @@ def runs(tmp_path: pathlib.Path) -> Iterator[Runs]:
 
 def run(runs: Runs, spec: RunSpec) -> RunExit:
     runs.executor.start(spec)
-    (ended,) = runs.executor.ended(None)
+    (ended,) = runs.executor.poll(None)
     return ended
 
 
@@ -83,7 +82,7 @@ def test_what_needs_processes_is_not_started(entrypoint: object, ranks: int, run
 
 def adopted(runs: Runs, spec: RunSpec) -> RunExit:
     runs.executor.adopt(spec)
-    (ended,) = runs.executor.ended(0.0)
+    (ended,) = runs.executor.poll(0.0)
     return ended
 
 
@@ -101,7 +100,7 @@ def test_run_in_the_line_can_be_taken_out(order: str, reason: EndReason, runs: R
     runs.executor.start(spec)
     getattr(runs.executor, order)(spec.trial_id)
     getattr(runs.executor, order)(spec.trial_id)  # now there is none
-    assert [ended.reason for ended in runs.executor.ended(None)] == [reason]
+    assert [ended.reason for ended in runs.executor.poll(None)] == [reason]
 
 
 def test_trial_has_one_run_at_a_time(runs: Runs) -> None:
@@ -111,27 +110,10 @@ def test_trial_has_one_run_at_a_time(runs: Runs) -> None:
         runs.executor.start(spec)
 
 
-def test_selector_wakes_when_there_is_something_to_do(runs: Runs) -> None:
-    def is_ready() -> bool:
-        return bool(select.select([runs.executor], [], [], 0)[0])
-
-    assert not is_ready()
-    first, second = runs.spec("model_def:Trial"), runs.spec("model_def:Trial")
-    for spec in (first, second):
-        runs.executor.start(spec)
-    assert is_ready()
-    runs.executor.stop(first.trial_id)
-    runs.executor.ended(0)
-    assert is_ready()
-    runs.executor.stop(second.trial_id)
-    runs.executor.ended(0)
-    assert not is_ready()
-
-
-def test_process_that_stands_for_the_run_is_this_one(runs: Runs) -> None:
+def test_handle_of_a_run_names_this_process(runs: Runs) -> None:
     spec = runs.spec("model_def:Trial")
-    assert runs.executor.process(spec.trial_id) is None
+    assert runs.executor.handle(spec.trial_id) is None
     runs.executor.start(spec)
-    process = runs.executor.process(spec.trial_id)
-    assert process is not None
-    assert process.pid == os.getpid()
+    handle = runs.executor.handle(spec.trial_id)
+    assert handle is not None
+    assert handle["pid"] == os.getpid()

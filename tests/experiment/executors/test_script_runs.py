@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import select
 import signal
 import stat
 import sys
@@ -14,7 +13,7 @@ import time
 import pytest
 from executor_runs import Runs, environment
 
-from determined import errors
+from determined import errors, tracking
 from determined.experiment.executors import EndReason, LocalExecutor
 
 pytestmark = pytest.mark.process
@@ -123,7 +122,7 @@ def test_folder_that_cannot_be_made_is_named(runs: Runs) -> None:
 
 def test_environment_is_that_of_the_executor_and_of_the_run(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATER", "than the executor")
-    spec = runs.spec(SHOW, environment={"DET_X": "1", "OWN": "2"}, threads=3)
+    spec = runs.spec(SHOW, environment={"DET_X": "1", "OWN": "2"}, placement={"threads": 3})
     runs.run(spec)
     variables = json.loads(runs.text(spec))
     assert (variables["DET_X"], variables["OWN"], variables["DET_PROGRESS"]) == ("1", "2", "0")
@@ -157,7 +156,9 @@ def test_relative_home_folder_is_that_of_the_runner(
 
 @pytest.mark.parametrize(("gpus", "shown"), [([], ""), (["2"], "2"), (["0", "GPU-3"], "0,GPU-3")])
 def test_run_sees_its_gpus_only(gpus: list[str], shown: str, runs: Runs) -> None:
-    spec = runs.spec("echo [$CUDA_VISIBLE_DEVICES]", gpus=gpus, environment={"CUDA_VISIBLE_DEVICES": "7"})
+    spec = runs.spec(
+        "echo [$CUDA_VISIBLE_DEVICES]", placement={"gpus": gpus}, environment={"CUDA_VISIBLE_DEVICES": "7"}
+    )
     runs.run(spec)
     assert runs.text(spec) == f"[{shown}]\n"
 
@@ -192,33 +193,26 @@ def test_end_is_in_a_file_that_only_its_owner_writes(runs: Runs) -> None:
     written = json.loads(spec.files.end.read_text())
     assert (written["status"], written["reason"]) == (4, "FAILED")
     runs.executor.adopt(spec)
-    assert runs.executor.ended(0.0) == [ended]
+    assert runs.executor.poll(0.0) == [ended]
     assert not stat.S_IMODE(spec.files.end.stat().st_mode) & stat.S_IWOTH
     assert sorted(path.name for path in spec.folder.iterdir()) == ["exit.json", "keeper.json", "rank-0.log"]
 
 
-def test_selector_wakes_at_an_end(runs: Runs) -> None:
-    spec = runs.start(runs.spec("true"))
-    while runs.going:
-        assert select.select([runs.executor], [], [], 60)[0]
-        runs.collect(0)
-    assert runs.end(spec).reason is EndReason.COMPLETED
-
-
 def test_waiting_ends_when_nothing_runs(own_runs: Runs) -> None:
-    assert own_runs.executor.ended(None) == []
+    assert own_runs.executor.poll(None) == []
 
 
-def test_process_that_stands_for_the_run_is_its_keeper(runs: Runs) -> None:
+def test_handle_of_a_run_names_its_keeper(runs: Runs) -> None:
     spec = runs.start(runs.spec("echo up; read line < /dev/zero"))
     runs.await_text(spec, "up")
-    process = runs.executor.process(spec.trial_id)
-    assert process is not None
+    handle = runs.executor.handle(spec.trial_id)
+    assert handle is not None
+    process = tracking.RunProcess.from_json(handle)
     assert process.pid == runs.keeper(spec).pid
     assert not process.is_gone
     runs.executor.kill(spec.trial_id)
     runs.end(spec)
-    assert runs.executor.process(spec.trial_id) is None
+    assert runs.executor.handle(spec.trial_id) is None
 
 
 def test_trial_has_one_run_at_a_time(runs: Runs) -> None:
@@ -308,7 +302,7 @@ def test_closing_stops_what_runs(own_runs: Runs) -> None:
     own_runs.going.clear()
     with LocalExecutor() as later:
         later.adopt(spec)
-        (ended,) = later.ended(60)
+        (ended,) = later.poll(60)
     assert (ended.reason, ended.runner_gone) == (EndReason.STOPPED, True)
     assert "saved" in own_runs.text(spec)
 

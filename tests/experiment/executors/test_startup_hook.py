@@ -69,7 +69,7 @@ def test_trial_within_this_process_finds_what_the_hook_exported(runs: Runs) -> N
     before = list(sys.path)
     executor = InlineExecutor()
     executor.start(runs.trial())
-    (ended,) = executor.ended(0.0)
+    (ended,) = executor.poll(0.0)
     executor.close()
     assert ended.reason is EndReason.COMPLETED, ended.message
     assert sys.path == before

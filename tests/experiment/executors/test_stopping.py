@@ -81,8 +81,8 @@ def test_run_that_fails_when_stopped_has_failed(runs: Runs) -> None:
     assert (ended.reason, ended.message) == (EndReason.FAILED, "no room")
 
 
-def test_run_is_killed_when_patience_is_over(runs: Runs) -> None:
-    spec = started(runs, STUBBORN, patience=0.2)
+def test_run_is_killed_when_its_grace_period_is_over(runs: Runs) -> None:
+    spec = started(runs, STUBBORN, grace_period=0.2)
     runs.executor.stop(spec.trial_id)
     ended = runs.end(spec)
     assert (ended.reason, ended.status) == (EndReason.KILLED, 137)
@@ -131,8 +131,8 @@ def test_training_behind_a_shell_may_save(runs: Runs) -> None:
     assert runs.text(spec).split() == ["up", "saved"]
 
 
-def test_training_behind_a_shell_is_killed_when_patience_is_over(runs: Runs) -> None:
-    spec = started(runs, f"sh -c {shlex.quote(STUBBORN)}; echo never", patience=0.3)
+def test_training_behind_a_shell_is_killed_when_its_grace_period_is_over(runs: Runs) -> None:
+    spec = started(runs, f"sh -c {shlex.quote(STUBBORN)}; echo never", grace_period=0.3)
     runs.executor.stop(spec.trial_id)
     assert runs.end(spec).reason is EndReason.KILLED
     assert runs.text(spec) == "up\n"
@@ -219,7 +219,7 @@ def test_process_that_has_left_all_behind_is_gone_with_the_keeper(runs: Runs) ->
 
 
 def test_frozen_keeper_is_killed_with_its_run(own_runs: Runs) -> None:
-    with LocalExecutor(environment(own_runs.folder), kill_patience=0.3) as executor:
+    with LocalExecutor(environment(own_runs.folder), kill_timeout_s=0.3) as executor:
         own_runs.executor = executor
         spec = started(own_runs, SAVES)
         own_runs.keeper(spec).suspend()

@@ -10,20 +10,18 @@ import math
 import pathlib
 import random
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from determined._home import Home
 from determined.experiment import SearchReplay
 from determined.experiment import config as configs
-from determined.experiment._machine import Machine
-from determined.experiment.executors import EndReason, RunExit, RunSpec
+from determined.experiment.executors import EndReason, Handle, Placement, RunExit, RunSpec
 from determined.experiment.runner._run_specs import Runs
 from determined.experiment.runner._runner import POLL, Runner
 from determined.tracking import (
     ExperimentDescription,
     ExperimentStore,
     MetricReport,
-    RunProcess,
     RunState,
     TrialWriter,
 )
@@ -106,29 +104,26 @@ class SimulatedExecutor:
         if (spec := self._specs.get(trial_id)) is not None:
             self._end(spec, EndReason.KILLED)
 
-    def ended(self, timeout: float | None) -> list[RunExit]:
-        until = self.now + (POLL if timeout is None else timeout)
-        if timeout and not self._over and self._events:
+    def poll(self, timeout_s: float | None) -> list[RunExit]:
+        until = self.now + (POLL if timeout_s is None else timeout_s)
+        if timeout_s and not self._over and self._events:
             until = max(until, min(self._events[0][0], self.now + 1e9))  # nothing happens before: do not wait for it
         while self._events and self._events[0][0] <= until:
             self.now, _, action = heapq.heappop(self._events)
             action()
-        self.now = max(self.now, until if timeout else self.now)
+        self.now = max(self.now, until if timeout_s else self.now)
         over, self._over = self._over, []
         return over
 
-    def adopt(self, spec: RunSpec) -> None:
+    def adopt(self, spec: RunSpec, handle: Handle | None) -> None:
         self._specs[spec.trial_id] = spec
         if self.lingering:
             self._at(self.now + self.lingering, lambda: self._end(spec, EndReason.STOPPED, runner_gone=True))
         else:
             self._end(spec, EndReason.KILLED)
 
-    def process(self, trial_id: int) -> RunProcess | None:
+    def handle(self, trial_id: int) -> Handle | None:
         return None
-
-    def fileno(self) -> int:
-        raise NotImplementedError
 
     def close(self) -> None:
         if self._recorder is not None:
@@ -139,26 +134,30 @@ class SimulatedExecutor:
 class OwnSlots:
     """Slots that belong to one experiment alone."""
 
-    machine: Machine
+    capacity: int
     unit: int = 1
     allowed: int | None = None
 
     def __post_init__(self) -> None:
         self.held: dict[int, list[int]] = {}
 
-    def allowance(self, wanted: int, priority: int | None) -> int:
-        return min(wanted, self.machine.slots if self.allowed is None else self.allowed)
+    @property
+    def device(self) -> Literal["cpu"]:
+        return "cpu"
 
-    def take(self, trial_id: int) -> list[int] | None:
+    def allowance(self, wanted: int, priority: int | None) -> int:
+        return min(wanted, self.capacity if self.allowed is None else self.allowed)
+
+    def take(self, trial_id: int) -> Placement | None:
         taken = {slot for slots in self.held.values() for slot in slots}
-        free = [slot for slot in range(self.machine.slots) if slot not in taken][: self.unit]
+        free = [slot for slot in range(self.capacity) if slot not in taken][: self.unit]
         if len(free) < self.unit:
             return None
         self.held[trial_id] = free
-        return free
+        return {"slots": free}
 
-    def hand_over(self, trial_id: int, process: RunProcess) -> None:
-        """Keep it: processes do not matter here."""
+    def attach(self, trial_id: int, handle: Handle) -> None:
+        """Do nothing: slots are free when they are released."""
 
     def release(self, trial_id: int) -> None:
         self.held.pop(trial_id, None)
@@ -177,7 +176,7 @@ class Simulation:
 
     def runner(self) -> Runner:
         searching = SearchReplay(self.config, self.ledger, self.home.path)
-        runs = Runs(self.experiment_id, self.config, self.home, self.slots.machine)
+        runs = Runs(self.experiment_id, self.config, self.home, self.slots.device)
         return Runner(self.config, self.ledger, searching, self.slots, self.executor, runs)
 
     def run(self) -> RunState:
@@ -191,7 +190,7 @@ def simulated(folder: pathlib.Path, config: Mapping[str, Any], pretend: Pretend,
     ledger = ExperimentStore.create(home.database, ExperimentDescription(name="simulated", config=parsed.to_dict()))
     ledger.claim()
     executor = SimulatedExecutor(ledger.experiment_id, home.database, pretend)
-    own = OwnSlots(Machine(slots, {}, slots), parsed.resources.slots_per_trial)
+    own = OwnSlots(slots, parsed.resources.slots_per_trial)
     return Simulation(ledger.experiment_id, home, parsed, ledger, executor, own)
 
 

@@ -168,14 +168,14 @@ def dying(simulation: Simulation, turns: int) -> None:
 def dying_when(simulation: Simulation, is_time: Callable[[], bool]) -> None:
     """Let the runner take turns until something is true, and vanish with all runs."""
     runner, executor = simulation.runner(), simulation.executor
-    wait = executor.ended
+    wait = executor.poll
 
     def ended(timeout: float | None) -> Any:
         if is_time():
             raise Interrupted
         return wait(timeout)
 
-    executor.ended = ended  # type: ignore[method-assign]
+    executor.poll = ended  # type: ignore[method-assign]
     try:
         runner.run()
     except Interrupted:
@@ -184,7 +184,7 @@ def dying_when(simulation: Simulation, is_time: Callable[[], bool]) -> None:
         executor._over.clear()
         simulation.slots.held.clear()
     finally:
-        executor.ended = wait  # type: ignore[method-assign]
+        executor.poll = wait  # type: ignore[method-assign]
 
 
 def outcome(simulation: Simulation) -> Any:

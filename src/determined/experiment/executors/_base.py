@@ -1,4 +1,4 @@
-"""What an executor is told of a run, what it tells of its end, and what every executor can do."""
+"""The protocols of executors and allocators, the run that an executor starts, and the exit that it reports."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import enum
 import pathlib
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from determined._home import RunFolder
 
-if TYPE_CHECKING:
-    from determined.tracking import RunProcess
+Device: TypeAlias = Literal["cpu", "cuda"]
+Handle: TypeAlias = Mapping[str, Any]
+"""What an executor finds a run by: JSON that means something to that executor only."""
+Placement: TypeAlias = Mapping[str, Any]
+"""Where a run may run: JSON from an allocator that means something to its executor only."""
 
 STARTUP_HOOK = "startup-hook.sh"
 """A script of the program that bash runs before each run of a trial."""
@@ -36,11 +39,9 @@ class RunSpec:
     executor: with each change, the next class entrypoint starts slowly."""
     ranks: int = 1
     """Processes of a class entrypoint; a script is started once and starts its ranks itself."""
-    threads: int = 1
-    """Compute threads of each process."""
-    gpus: list[str] = dataclasses.field(default_factory=list)
-    """The GPUs that it sees, by numbers or UUIDs."""
-    patience: float = 3600.0
+    placement: Placement = dataclasses.field(default_factory=dict)
+    """What the allocator gave; an executor of another kind leaves out what it does not know."""
+    grace_period: float = 3600.0
     """Seconds from a request to stop to the kill."""
     patterns: list[str] = dataclasses.field(default_factory=list)
     """Regular expressions to look for in the output."""
@@ -132,31 +133,52 @@ class RunExit:
 
 
 class Executor(Protocol):
-    """Runs trials. Each trial has at most one run at a time; one thread calls all of these."""
+    """Runs trials. Each trial has at most one run at a time; one thread calls all of these, and none of them waits."""
 
     def start(self, spec: RunSpec) -> None:
-        """Begin a run; returns at once. Whatever goes wrong is told by its end."""
+        """Begin a run. Whatever goes wrong is reported by its exit."""
+
+    def handle(self, trial_id: int) -> Handle | None:
+        """Return what `adopt` finds the run of a trial by; None if there is no run, or its handle is not known yet."""
 
     def stop(self, trial_id: int) -> None:
-        """Ask a run to save and end; it is killed after its patience. A trial without a run is passed over."""
+        """Ask a run to save and end; it is killed after its grace period. Ignores a trial without a run."""
 
     def kill(self, trial_id: int) -> None:
-        """End a run at once. A trial without a run is passed over."""
+        """End a run at once. Ignores a trial without a run."""
 
-    def ended(self, timeout: float | None) -> list[RunExit]:
-        """Return the runs that have ended since the last call; waits for one, up to so many seconds."""
+    def poll(self, timeout_s: float | None) -> list[RunExit]:
+        """Return the runs that have ended since the last call; waits up to `timeout_s` seconds for one."""
 
-    def adopt(self, spec: RunSpec) -> None:
-        """Take over a run that an earlier runner started; returns at once, `ended` tells its end.
+    def adopt(self, spec: RunSpec, handle: Handle | None) -> None:
+        """Take over a run that an earlier runner started; `poll` reports its exit.
 
-        It stops by itself, since its runner is gone. One that was never started counts as killed.
+        `handle` is None if that runner ended before it could store one. A run that was never started counts as killed.
         """
 
-    def process(self, trial_id: int) -> RunProcess | None:
-        """Return the process that stands for a run; None if there is none, or none yet."""
-
-    def fileno(self) -> int:
-        """Return a file descriptor that is readable when `ended` has something to do, for `select` and the like."""
-
     def close(self) -> None:
-        """Let go of everything; runs that still go on are asked to stop."""
+        """Release everything; runs that still go on are asked to stop."""
+
+
+class Allocator(Protocol):
+    """Gives the trials of one experiment a place to run, shared with other experiments."""
+
+    @property
+    def capacity(self) -> int:
+        """How many slots there are."""
+
+    @property
+    def device(self) -> Device:
+        """What a slot computes with."""
+
+    def allowance(self, wanted: int, priority: int | None) -> int:
+        """Return how many of the `wanted` slots the experiment may hold now."""
+
+    def take(self, trial_id: int) -> Placement | None:
+        """Reserve the slots of a trial; None if too few are free."""
+
+    def attach(self, trial_id: int, handle: Handle) -> None:
+        """Let a run hold the slots of its trial, so that they are free once that run and this runner are gone."""
+
+    def release(self, trial_id: int) -> None:
+        """Free the slots of a trial."""

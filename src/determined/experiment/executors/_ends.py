@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 
 from determined._home import RUN_FOLDER_VARIABLE
+from determined.experiment.executors._base import EndReason, RunExit, RunSpec
 from determined.experiment.executors._environment import SERVER_VARIABLE
 from determined.experiment.executors._files import read_json
 from determined.experiment.executors._processes import Identity, sweep
-from determined.experiment.executors._base import EndReason, RunExit, RunSpec
 
 
 def end_on_file(spec: RunSpec) -> RunExit | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import shlex
 import sys
@@ -39,14 +40,16 @@ def base_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 def run_environment(base: Mapping[str, str], spec: RunSpec) -> dict[str, str]:
     """Return the variables of a run."""
-    threads = dict.fromkeys(THREAD_VARIABLES, spec.environment.get(THREAD_VARIABLES[0], str(spec.threads)))
+    threads = spec.environment.get(THREAD_VARIABLES[0], str(spec.placement.get("threads", 1)))
+    slots = spec.placement.get("slots", [])
     return {
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # torch warns at length of a store whose process has ended
         **base,
         "PYTHONUNBUFFERED": "1",  # so that its output can be seen as it comes
-        **threads,
+        **dict.fromkeys(THREAD_VARIABLES, threads),
         **spec.environment,
-        GPU_VARIABLE: ",".join(spec.gpus),
+        **({"DET_SLOT_IDS": json.dumps(slots)} if slots else {}),
+        GPU_VARIABLE: ",".join(spec.placement.get("gpus", [])),
         RUN_FOLDER_VARIABLE: str(spec.folder.absolute()),
     }
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from determined._packages import explained
+from determined.experiment.executors._base import RunSpec
 from determined.experiment.executors._beginning import Beginning
 from determined.experiment.executors._ending import run_to_end, show
 from determined.experiment.executors._environment import THREAD_VARIABLES
 from determined.experiment.executors._processes import call_this
-from determined.experiment.executors._base import RunSpec
 
 HARNESS = "determined.launch._harness"
 
@@ -30,7 +30,7 @@ def train_class(spec: RunSpec, environment: Mapping[str, str], beginning: Beginn
     os.chdir(spec.code)
     sys.path[:] = import_path(str(spec.code), environment.get("PYTHONPATH", ""))
     if THREAD_VARIABLES[0] not in spec.environment:
-        sys.modules["torch"].set_num_threads(spec.threads)
+        sys.modules["torch"].set_num_threads(spec.placement.get("threads", 1))
     # Else all trials would draw the same. Python's own generator is new in every process, torch's always the same.
     sys.modules["numpy"].random.seed()
     run_to_end(lambda: _train(entrypoint, beginning))

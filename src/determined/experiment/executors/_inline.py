@@ -8,28 +8,24 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from determined import errors
 from determined._home import make_private
 from determined._import import import_from_path
+from determined.experiment.executors._base import EndReason, Handle, RunExit, RunSpec
 from determined.experiment.executors._ends import end_on_file
 from determined.experiment.executors._environment import base_environment, run_environment
 from determined.experiment.executors._files import write_json
 from determined.experiment.executors._fresh import import_path
 from determined.experiment.executors._hook import run_hook
 from determined.experiment.executors._output import gist
-from determined.experiment.executors._base import EndReason, RunExit, RunSpec
-
-if TYPE_CHECKING:
-    from determined.tracking import RunProcess
 
 _STOPPED = (130, 143)
 _LAST_LINES = 20
 
 
 class InlineExecutor:
-    """Runs trial classes in this process, each when `ended` is called, so that a debugger can follow them.
+    """Runs trial classes in this process, each when `poll` is called, so that a debugger can follow them.
 
     Output goes where this process writes. A run cannot be stopped from outside while it goes on, only before.
     """
@@ -38,19 +34,17 @@ class InlineExecutor:
         self._base = base_environment(os.environ)
         self._waiting: dict[int, RunSpec] = {}
         self._over: list[RunExit] = []
-        self._bell, self._ringer = os.pipe()
 
     def start(self, spec: RunSpec) -> None:
-        """Put a run in the line; `ended` runs it."""
+        """Put a run in the line; `poll` runs it."""
         if spec.trial_id in self._waiting:
             raise errors.MisuseError(f"Trial {spec.trial_id} has a run already; start another when it has ended.")
         if not spec.is_class or spec.ranks != 1:
             what = f"{spec.entrypoint!r} with {spec.ranks} rank(s)"
             message = f"{what} cannot run within one process; only a class, module:Class, with one rank can"
-            self._end(RunExit.of(spec, EndReason.NOT_STARTED, message))
+            self._over.append(RunExit.of(spec, EndReason.NOT_STARTED, message))
         else:
             self._waiting[spec.trial_id] = spec
-            self._ring()
 
     def stop(self, trial_id: int) -> None:
         """Take a run out of the line."""
@@ -60,7 +54,7 @@ class InlineExecutor:
         """Take a run out of the line."""
         self._cancel(trial_id, EndReason.KILLED)
 
-    def ended(self, timeout: float | None) -> list[RunExit]:
+    def poll(self, timeout_s: float | None) -> list[RunExit]:
         """Run the next one in the line to its end; return what has ended since the last call."""
         if not self._over and self._waiting:
             spec = next(iter(self._waiting.values()))
@@ -69,51 +63,30 @@ class InlineExecutor:
             with contextlib.suppress(OSError):
                 write_json(spec.files.end, ended.to_json())
             self._over.append(ended)
-        elif not self._over and timeout:
-            time.sleep(timeout)
+        elif not self._over and timeout_s:
+            time.sleep(timeout_s)
         over, self._over = self._over, []
-        if not self._waiting:
-            self._silence()
         return over
 
-    def adopt(self, spec: RunSpec) -> None:
-        """Let `ended` tell how a run of an earlier process has ended; one without an end died with that process."""
-        self._end(end_on_file(spec) or RunExit.of(spec, EndReason.KILLED, "its process was gone"))
+    def adopt(self, spec: RunSpec, handle: Handle | None = None) -> None:
+        """Let `poll` report how a run of an earlier process has ended; one without an end died with that process."""
+        self._over.append(end_on_file(spec) or RunExit.of(spec, EndReason.KILLED, "its process was gone"))
 
-    def process(self, trial_id: int) -> RunProcess | None:
+    def handle(self, trial_id: int) -> Handle | None:
         """Return this process, for a run in the line."""
         if trial_id not in self._waiting:
             return None
         from determined.tracking import RunProcess
 
-        return RunProcess.current()
-
-    def fileno(self) -> int:
-        """Return a file descriptor that is readable when `ended` has something to do, for `select` and the like."""
-        return self._bell
+        return RunProcess.current().to_json()
 
     def close(self) -> None:
         """Forget the runs in the line."""
         self._waiting.clear()
-        os.close(self._bell)
-        os.close(self._ringer)
 
     def _cancel(self, trial_id: int, reason: EndReason) -> None:
         if (spec := self._waiting.pop(trial_id, None)) is not None:
-            self._end(RunExit.of(spec, reason, "before it had begun"))
-
-    def _end(self, ended: RunExit) -> None:
-        self._over.append(ended)
-        self._ring()
-
-    def _ring(self) -> None:
-        self._silence()
-        os.write(self._ringer, b"!")
-
-    def _silence(self) -> None:
-        os.set_blocking(self._bell, False)
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._bell, 64)
+            self._over.append(RunExit.of(spec, reason, "before it had begun"))
 
     def _run(self, spec: RunSpec) -> RunExit:
         from determined.launch._harness import load_class, train

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from determined.core.distributed import DEFAULT_TIMEOUT_S, TIMEOUT_VARIABLE
+from determined.experiment.executors._base import RunExit, RunSpec
 from determined.experiment.executors._output import gist
 from determined.experiment.executors._patterns import Patterns
 from determined.experiment.executors._processes import children
 from determined.experiment.executors._rank import Rank
-from determined.experiment.executors._base import RunExit, RunSpec
 from determined.experiment.executors._start import start_of
 from determined.experiment.executors._verdict import RunObservations, classify_exit
 from determined.experiment.executors._wakeup import heard
@@ -147,8 +147,8 @@ class Keeper:
         if self._course.asked:
             return
         self._course.asked = True
-        patience = self._spec.patience
-        self._after(patience, lambda: self._kill(f"it did not end within {patience:g} s of being asked to"))
+        grace = self._spec.grace_period
+        self._after(grace, lambda: self._kill(f"it did not end within {grace:g} s of being asked to"))
         for pid in self._living:
             # To the rank alone: workers of its own, such as those that load data, end with it.
             self._signal(pid, signal.SIGTERM)
@@ -203,7 +203,7 @@ class Keeper:
             self._after(SETTLING, self._kill_all)
         elif code and self._living and not self._course.asked:
             # It was stopped by somebody else; the others agree with it, or are no use without it.
-            self._after(self._spec.patience, self._kill_all)
+            self._after(self._spec.grace_period, self._kill_all)
         elif self._living and not self._course.asked:
             self._after(self._longest_wait(), self._kill_overdue)
 
@@ -212,7 +212,7 @@ class Keeper:
             timeout = float(self._environment.get(TIMEOUT_VARIABLE) or DEFAULT_TIMEOUT_S)
         except ValueError:  # the ranks say so themselves
             timeout = DEFAULT_TIMEOUT_S
-        return max(self._spec.patience, timeout)
+        return max(self._spec.grace_period, timeout)
 
     def _kill_overdue(self) -> None:
         """End ranks that are frozen or hang after the training, which no other rank is left to notice."""

@@ -11,10 +11,10 @@ import socket
 from typing import Any
 
 from determined._home import make_private
+from determined.experiment.executors._base import EndReason, RunExit, RunSpec
 from determined.experiment.executors._files import write_json
 from determined.experiment.executors._keeper import STOPPING, Keeper
 from determined.experiment.executors._processes import Identity, adopt_orphans, call_this
-from determined.experiment.executors._base import EndReason, RunExit, RunSpec
 from determined.experiment.executors._wakeup import woken_by
 from determined.launch._line import Line
 from determined.tracking import lacks_room

@@ -10,20 +10,17 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from determined import errors
 from determined._processes import ProcessIdentity
+from determined.experiment.executors._base import EndReason, Handle, RunExit, RunSpec
 from determined.experiment.executors._ends import end_without_keeper, keeper_of_earlier
 from determined.experiment.executors._environment import base_environment, run_environment, shared_environment
 from determined.experiment.executors._libraries import libraries_of
 from determined.experiment.executors._processes import Identity
-from determined.experiment.executors._base import EndReason, RunExit, RunSpec
 from determined.experiment.executors._warm import WarmProcess
 from determined.launch._line import Line
-
-if TYPE_CHECKING:
-    from determined.tracking import RunProcess
 
 _ATTEMPTS = 3
 _PARTING = 1.0
@@ -51,7 +48,7 @@ class _Adopted:
     spec: RunSpec
     keeper: Identity
     server: str
-    handle: int
+    pidfd: int
     """Is readable when the keeper has ended."""
 
 
@@ -60,15 +57,15 @@ class LocalExecutor:
 
     Class entrypoints are forked from a warm process that has torch imported. When this process ends, however it does,
     nothing stays behind: trials are asked to save and stop, and killed if they do not. A keeper that has not killed its
-    run within `kill_patience` seconds is killed itself.
+    run within `kill_timeout_s` seconds is killed itself.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None, *, kill_patience: float = 15.0) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None, *, kill_timeout_s: float = 15.0) -> None:
         if sys.platform != "linux":
             raise errors.InternalException(
                 f"Trials cannot run in processes of their own on {sys.platform!r}, only on Linux; use InlineExecutor."
             )
-        self._kill_patience = kill_patience
+        self._kill_timeout_s = kill_timeout_s
         self._base = base_environment(os.environ if environment is None else environment)
         self._events = selectors.EpollSelector()
         self._server: WarmProcess | None = None
@@ -83,7 +80,7 @@ class LocalExecutor:
         self._begin(spec, 1)
 
     def stop(self, trial_id: int) -> None:
-        """Ask a run to save and end; it is killed after its patience. A trial without a run is passed over.
+        """Ask a run to save and end; it is killed after its grace period. Ignores a trial without a run.
 
         A run that was adopted has been asked by the end of its runner.
         """
@@ -92,17 +89,17 @@ class LocalExecutor:
             run.line.tell({"order": "stop"})
 
     def kill(self, trial_id: int) -> None:
-        """End a run at once. A trial without a run is passed over."""
+        """End a run at once. Ignores a trial without a run."""
         if (run := self._runs.get(trial_id)) is not None:
             run.wanted_end = EndReason.KILLED
-            run.kill_at = run.kill_at or time.monotonic() + self._kill_patience
+            run.kill_at = run.kill_at or time.monotonic() + self._kill_timeout_s
             run.line.tell({"order": "kill"})
         elif (adopted := self._adopted.get(trial_id)) is not None:
             adopted.keeper.send(signal.SIGKILL)
 
-    def ended(self, timeout: float | None) -> list[RunExit]:
-        """Return the runs that have ended since the last call; waits for one, up to so many seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def poll(self, timeout_s: float | None) -> list[RunExit]:
+        """Return the runs that have ended since the last call; waits up to `timeout_s` seconds for one."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             for key, _ in self._events.select(0.0 if self._over else self._until(deadline)):
                 key.data()
@@ -112,29 +109,30 @@ class LocalExecutor:
                 over, self._over = self._over, []
                 return over
 
-    def adopt(self, spec: RunSpec) -> None:
-        """Take over a run that an earlier runner started; returns at once, `ended` tells its end.
+    def adopt(self, spec: RunSpec, handle: Handle | None = None) -> None:
+        """Take over a run that an earlier runner started; `poll` reports its exit.
 
-        It stops by itself, since its runner is gone. One that was never started counts as killed.
+        It stops by itself, since its runner is gone. One that was never started counts as killed. Its folder says more
+        than the handle, which may not have been stored.
         """
         found = keeper_of_earlier(spec)
         if isinstance(found, RunExit):
             self._over.append(found)
             return
         keeper, server = found
-        if (handle := keeper.open()) is None:
+        if (pidfd := keeper.open()) is None:
             self._over.append(end_without_keeper(spec, keeper, server))
             return
-        run = self._adopted[spec.trial_id] = _Adopted(spec, keeper, server, handle)
-        self._events.register(handle, selectors.EVENT_READ, lambda: self._on_adopted_gone(run))
+        run = self._adopted[spec.trial_id] = _Adopted(spec, keeper, server, pidfd)
+        self._events.register(pidfd, selectors.EVENT_READ, lambda: self._on_adopted_gone(run))
 
     def _on_adopted_gone(self, run: _Adopted) -> None:
-        self._events.unregister(run.handle)
-        os.close(run.handle)
+        self._events.unregister(run.pidfd)
+        os.close(run.pidfd)
         del self._adopted[run.spec.trial_id]
         self._over.append(end_without_keeper(run.spec, run.keeper, run.server))
 
-    def process(self, trial_id: int) -> RunProcess | None:
+    def handle(self, trial_id: int) -> Handle | None:
         """Return the keeper of a run; None if there is none, or none yet."""
         run = self._runs.get(trial_id)
         if run is None or run.keeper is None:
@@ -142,11 +140,7 @@ class LocalExecutor:
         from determined.tracking import RunProcess
 
         identity = ProcessIdentity.from_json(run.keeper.to_json())
-        return RunProcess(pid=identity.pid, host=socket.gethostname(), identity=identity)
-
-    def fileno(self) -> int:
-        """Return a file descriptor that is readable when `ended` has something to do, for `select` and the like."""
-        return self._events.fileno()
+        return RunProcess(pid=identity.pid, host=socket.gethostname(), identity=identity).to_json()
 
     def close(self) -> None:
         """Let go of everything; runs that still go on are asked to stop, as if this process had ended."""
@@ -155,7 +149,7 @@ class LocalExecutor:
         if self._server is not None:
             self._server.close(0.0 if self._runs else _PARTING)
         for adopted in self._adopted.values():
-            os.close(adopted.handle)
+            os.close(adopted.pidfd)
         self._events.close()
         self._runs.clear()
         self._adopted.clear()
@@ -248,5 +242,5 @@ class LocalExecutor:
         now = time.monotonic()
         for run in self._runs.values():
             if run.kill_at is not None and run.kill_at <= now and run.keeper is not None:
-                run.kill_at = now + self._kill_patience
+                run.kill_at = now + self._kill_timeout_s
                 run.keeper.send(signal.SIGKILL)

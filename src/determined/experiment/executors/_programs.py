@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
+from determined.experiment.executors._base import RunSpec
 from determined.experiment.executors._beginning import Beginning
 from determined.experiment.executors._ending import show
 from determined.experiment.executors._hook import run_hook
-from determined.experiment.executors._base import RunSpec
 from determined.launch._command import MODULE
 
 Body = Callable[[Beginning], None]

@@ -6,10 +6,10 @@ import os
 import time
 from collections.abc import Callable
 
+from determined.experiment.executors._base import RunSpec
 from determined.experiment.executors._beginning import Beginning, fork
 from determined.experiment.executors._output import STREAMS, LogFile, Output
 from determined.experiment.executors._patterns import Patterns
-from determined.experiment.executors._base import RunSpec
 from determined.launch._ends import RankExit
 
 

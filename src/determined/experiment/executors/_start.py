@@ -8,10 +8,10 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from determined.experiment.executors._base import RunSpec
 from determined.experiment.executors._environment import rank_environment
 from determined.experiment.executors._fresh import train_class
 from determined.experiment.executors._programs import Body, execute, is_warm
-from determined.experiment.executors._base import RunSpec
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -60,11 +60,11 @@ class WarmProcess:
             self._last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         return self._last
 
-    def close(self, patience: float = 0.0) -> None:
-        """Let it end, as it does when its last keeper has ended; wait for that so many seconds."""
+    def close(self, timeout_s: float = 0.0) -> None:
+        """Let it end, as it does when its last keeper has ended; wait up to `timeout_s` seconds for that."""
         self._last = self.last_words
         self.control.close()
         self._words.close()
         waiting = threading.Thread(target=self._process.wait, daemon=True)  # so that it is no zombie afterwards
         waiting.start()
-        waiting.join(patience)
+        waiting.join(timeout_s)

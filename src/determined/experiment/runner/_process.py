@@ -20,7 +20,7 @@ from determined._home import Home, home, make_private, private_opener
 from determined._info import ClusterInfo, TrialInfo
 from determined.experiment import config as configs
 from determined.experiment._machine import SLOTS_VARIABLE, this_machine
-from determined.experiment._pool import SharedPool
+from determined.experiment._pool import LocalAllocator
 from determined.experiment._results import conclude, source_checkpoint
 from determined.experiment.executors import Executor, LocalExecutor
 from determined.experiment.runner._disk_space import when_there_is_room
@@ -60,12 +60,12 @@ def _run(config: configs.ExperimentConfig, ledger: ExperimentStore, place: Home,
     with contextlib.ExitStack() as stack:
         slots = stack.enter_context(Slots(place.database))
         executor = given or stack.enter_context(LocalExecutor())
-        runs = Runs(experiment_id, config, place, machine)
+        allocator = LocalAllocator(slots, machine, experiment_id, config.resources.slots_per_trial)
+        runs = Runs(experiment_id, config, place, allocator.device)
         runs.start_from(source_checkpoint(config, place))
-        pool = SharedPool(slots, machine, experiment_id, config.resources.slots_per_trial)
         while True:
             searching = SearchReplay(config, ledger, place.code(experiment_id))
-            runner = Runner(config, ledger, searching, pool, executor, runs)
+            runner = Runner(config, ledger, searching, allocator, executor, runs)
             with _leaving_on_signals(runner):
                 state = runner.run()
             # Whoever activates an experiment just before it is PAUSED relies on the runner that it still has.

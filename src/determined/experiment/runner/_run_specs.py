@@ -11,9 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from determined import errors, storage
 from determined._home import Home
 from determined._info import ClusterInfo, TrialInfo
-from determined.experiment._machine import Machine
 from determined.experiment.config import ExperimentConfig
-from determined.experiment.executors import RunSpec
+from determined.experiment.executors import Device, Placement, RunSpec
 from determined.experiment.runner._trials import OpenTrial
 from determined.tracking import CheckpointRecord, CheckpointState, TrackingReader
 
@@ -24,14 +23,12 @@ _NO_CHECKPOINT.set_result(None)
 class Runs:
     """Makes the runs of trials, each from the newest intact checkpoint of its trial."""
 
-    def __init__(self, experiment_id: int, config: ExperimentConfig, home: Home, machine: Machine) -> None:
+    def __init__(self, experiment_id: int, config: ExperimentConfig, home: Home, device: Device) -> None:
         self._experiment_id = experiment_id
         self._config = config
         self._home = home
-        self._machine = machine
         self._as_map = config.to_dict()
-        device = "cuda" if machine.gpus else "cpu"
-        self._variables = config.environment.variables(device)  # type: ignore[arg-type]  # one of its words
+        self._variables = config.environment.variables(device)
         self._source: str | None = None
         self._checker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checks checkpoints")
         self._checks: dict[int, Future[CheckpointRecord | None]] = {}
@@ -44,18 +41,18 @@ class Runs:
         """Return whether the next run of a trial can begin: not before its checkpoint is checked, on another thread."""
         return trial.run_id == 0 or self._check(trial).done()
 
-    def next_run(self, trial: OpenTrial, slots: list[int]) -> tuple[RunSpec, int]:
+    def next_run(self, trial: OpenTrial, placement: Placement) -> tuple[RunSpec, int]:
         """Return the run of a trial that begins now, and the step at which it does; waits if it is not ready."""
         own = self._check(trial).result() if trial.run_id > 1 else None
         self._checks.pop(trial.id, None)
         if own is not None:
-            return self.spec(trial, slots, own.uuid, own.steps_completed), own.steps_completed
-        return self.spec(trial, slots, self._source), 0
+            return self.spec(trial, placement, own.uuid, own.steps_completed), own.steps_completed
+        return self.spec(trial, placement, self._source), 0
 
     def spec(
-        self, trial: OpenTrial, slots: list[int], checkpoint: str | None = None, steps_completed: int = 0
+        self, trial: OpenTrial, placement: Placement, checkpoint: str | None = None, steps_completed: int = 0
     ) -> RunSpec:
-        """Return a run of a trial on slots, from a checkpoint with so many steps."""
+        """Return a run of a trial at a placement, from a checkpoint with so many steps."""
         resources, config = self._config.resources, self._config
         return RunSpec(
             experiment_id=self._experiment_id,
@@ -68,16 +65,15 @@ class Runs:
                 "PATH": _path(),
                 **self._variables,
                 "DET_HOME": str(self._home.path),
-                **self._info(trial, slots, checkpoint, steps_completed).to_environment(),
+                **self._info(trial, checkpoint, steps_completed).to_environment(),
             },
             ranks=resources.slots_per_trial,
-            threads=self._machine.threads,
-            gpus=self._machine.gpus_of(slots),
-            patience=float(config.preemption_timeout),
+            placement=placement,
+            grace_period=float(config.preemption_timeout),
             patterns=[policy.pattern for policy in config.log_policies if policy.pattern is not None],
         )
 
-    def _info(self, trial: OpenTrial, slots: list[int], checkpoint: str | None, steps: int) -> ClusterInfo:
+    def _info(self, trial: OpenTrial, checkpoint: str | None, steps: int) -> ClusterInfo:
         allocation = f"{self._experiment_id}.{trial.id}.{trial.run_id}"
         return ClusterInfo(
             trial=TrialInfo(
@@ -92,10 +88,9 @@ class Runs:
             latest_checkpoint=checkpoint,
             task_id=f"trial-{trial.id}",
             allocation_id=allocation,
-            slot_ids=slots,
             cluster_id="local",
             agent_id="local",
-            container_slot_counts=[max(len(slots), 1)],
+            container_slot_counts=[max(self._config.resources.slots_per_trial, 1)],
         )
 
     def _check(self, trial: OpenTrial) -> Future[CheckpointRecord | None]:

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from determined import errors
-from determined.experiment._pool import Pool
 from determined.experiment.config import ExperimentConfig
-from determined.experiment.executors import EndReason, Executor, RunExit, RunSpec
+from determined.experiment.executors import Allocator, EndReason, Executor, RunExit, RunSpec
 from determined.experiment.runner._changeset import ChangesetBuilder
 from determined.experiment.runner._disk_space import when_there_is_room
 from determined.experiment.runner._outcome import StopReason, TrialOutcome, next_state, next_state_without_run
@@ -58,14 +57,14 @@ class Runner:
         config: ExperimentConfig,
         ledger: ExperimentStore,
         searching: SearchReplay,
-        pool: Pool,
+        allocator: Allocator,
         executor: Executor,
         runs: Runs,
     ) -> None:
         self._config = config
         self._ledger = ledger
         self._searching = searching
-        self._pool = pool
+        self._allocator = allocator
         self._executor = executor
         self._runs = runs
         self._trials = OpenTrials()
@@ -93,9 +92,9 @@ class Runner:
     def run(self) -> RunState:
         """Run trials until the experiment ends or is paused; returns the state in which it is left."""
         self._recover()
-        self._take_turn(self._executor.ended(0.0), is_first=True)
+        self._take_turn(self._executor.poll(0.0), is_first=True)
         while self._end is None:
-            self._take_turn(self._executor.ended(0.0 if self._has_news else POLL))
+            self._take_turn(self._executor.poll(0.0 if self._has_news else POLL))
         return self._end
 
     # A turn
@@ -117,7 +116,7 @@ class Runner:
                 self._take_in_end(draft, one)
         if self._ending is not None:
             self._end_all(draft, self._ending)
-        self._note_processes(draft)
+        self._note_handles(draft)
         self._look_at_progress(draft)
         starting = self._schedule(draft)
         self._conclude(draft)
@@ -187,7 +186,7 @@ class Runner:
         trial = self._trials.get(ended.trial_id)
         if trial is None or not trial.is_running or trial.run_id != ended.run_id:
             return
-        self._stored(lambda: self._pool.release(trial.id))
+        self._stored(lambda: self._allocator.release(trial.id))
         if trial.is_adopted and ended.reason is EndReason.KILLED and trial.ending is not StopReason.KILL:
             # It was cut off together with its runner, which is no failure of the trial.
             ended = dataclasses.replace(
@@ -298,7 +297,7 @@ class Runner:
         """Return the runs to start, and ask trials to make room for other experiments."""
         waiting = self._trials.waiting() if self._ending is None else []
         running, unit = self._trials.running(), self._config.resources.slots_per_trial
-        limit = self._pool.machine.slots if self._control.max_slots is None else self._control.max_slots
+        limit = self._allocator.capacity if self._control.max_slots is None else self._control.max_slots
         wanted = min((len(waiting) + len(running)) * unit, limit)
         if wanted != self._wanted:
             draft.change_experiment(wanted_slots=wanted)
@@ -306,7 +305,7 @@ class Runner:
         if not waiting and time.monotonic() - self._shared_at < _SHARE_EVERY:
             return []
         self._shared_at = time.monotonic()
-        room = self._pool.allowance(wanted, self._control.priority) // unit - len(running)
+        room = self._allocator.allowance(wanted, self._control.priority) // unit - len(running)
         for trial in running[len(running) + min(room, 0) :]:
             self._ask_to_end(draft, trial, StopReason.YIELD)
         return self._started(draft, [trial for trial in waiting[: max(room, 0)] if self._runs.is_ready(trial)])
@@ -314,25 +313,25 @@ class Runner:
     def _started(self, draft: ChangesetBuilder, trials: list[OpenTrial]) -> list[RunSpec]:
         specs = []
         for trial in trials:
-            if (slots := self._stored(functools.partial(self._pool.take, trial.id))) is None:
+            if (placement := self._stored(functools.partial(self._allocator.take, trial.id))) is None:
                 break
             trial.run_id += 1
             trial.is_running = True
-            spec, steps = self._runs.next_run(trial, slots)
+            spec, steps = self._runs.next_run(trial, placement)
             specs.append(spec)
             draft.change(
                 TrialChange(trial_id=trial.id, state=RunState.ACTIVE, run_id=trial.run_id, started_from_step=steps)
             )
-            logger.info("trial %d: run %d starts at step %d on slots %s", trial.id, trial.run_id, steps, slots)
+            logger.info("trial %d: run %d starts at step %d on %s", trial.id, trial.run_id, steps, dict(placement))
         return specs
 
-    def _note_processes(self, draft: ChangesetBuilder) -> None:
-        """Put on record which processes keep the runs, and give them the slots."""
+    def _note_handles(self, draft: ChangesetBuilder) -> None:
+        """Put on record how later runners find the runs, and let the runs hold their slots."""
         for trial in self._trials.running():
-            if not trial.is_on_record and (process := self._executor.process(trial.id)) is not None:
+            if not trial.is_on_record and (handle := self._executor.handle(trial.id)) is not None:
                 trial.is_on_record = True
-                draft.change(TrialChange(trial_id=trial.id, process=process))
-                self._stored(functools.partial(self._pool.hand_over, trial.id, process))
+                draft.change(TrialChange(trial_id=trial.id, handle=handle))
+                self._stored(functools.partial(self._allocator.attach, trial.id, handle))
 
     def _look_at_progress(self, draft: ChangesetBuilder) -> None:
         began = time.monotonic()
@@ -357,7 +356,7 @@ class Runner:
                 continue
             trial = OpenTrial(entry.id, entry.request_id, entry.hparams, entry.seed, entry.run_id, entry.restarts)
             self._trials.add(trial)
-            if entry.run_id and self._ledger.runs(entry.id)[-1].ended is None:
+            if entry.run_id and (run := self._ledger.runs(entry.id)[-1]).ended is None:
                 trial.is_running = trial.is_on_record = trial.is_adopted = True
                 trial.ending = StopReason.of_state(entry.state)
-                self._executor.adopt(self._runs.spec(trial, []))
+                self._executor.adopt(self._runs.spec(trial, {}), run.handle)

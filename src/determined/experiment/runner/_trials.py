@@ -24,7 +24,7 @@ class OpenTrial:
     """Why it was asked to end, if it was."""
     is_running: bool = False
     is_on_record: bool = False
-    """Whether the process of its run is."""
+    """Whether the handle of its run is."""
     is_adopted: bool = False
     """Whether an earlier runner started its run."""
 
