@@ -1,8 +1,8 @@
 """Checkpoint bytes: where a checkpoint's folder is, and how it comes to be there whole."""
 
-from determined.storage._config import store_for
+from determined.storage._registry import store_for
 from determined.storage._faults import fault_point
-from determined.storage._folder import FolderStore, errors_naming, sync_folder
+from determined.storage._local import FolderStore, errors_naming, sync_folder
 from determined.storage._locks import is_locked, locked
 from determined.storage._manifest import MANIFEST_FILE, Manifest
 from determined.storage._plain import read_json, read_plain

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from determined import errors
-from determined.storage._folder import FolderStore
+from determined.storage._local import FolderStore
 
 # Retention settings stand beside the location in the same map.
 _RETENTION = {"save_experiment_best", "save_trial_best", "save_trial_latest"}
