@@ -29,8 +29,8 @@ NAMES: dict[str, str] = {
         consolidate_checkpoint data_length init load_trial_from_checkpoint_path samplers to_device
     """,
     "determined.storage": """
-        MANIFEST_FILE Candidate FolderStore Manifest Retention errors_naming expired fault_point is_locked locked
-        read_json read_plain store_for sync_folder
+        MANIFEST_FILE Candidate FolderStore Manifest Retention errors_naming expired fault_point locked
+        read_json read_plain remove_abandoned store_for sync_folder
     """,
     "determined.tracking": """
         BestValidation Catalog Changeset CheckpointDeleted CheckpointRecord CheckpointSaved CheckpointState

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -137,13 +140,16 @@ def test_checkpoint_that_vanishes_while_it_is_deleted_is_gone(store: storage.Fol
         store.delete("a")
 
 
-@pytest.fixture
-def foreign(store: storage.FolderStore) -> pathlib.Path:
-    """What a process of another machine, which shares the file system, stages."""
+HOLDER = {"kernel": "the kernel of another machine", "host": "node-2", "pid": os.getpid()}
+
+
+@pytest.fixture(params=[json.dumps(HOLDER), "", "{", "[]"], ids=["complete", "empty", "cut off", "of another form"])
+def foreign(store: storage.FolderStore, request: pytest.FixtureRequest) -> pathlib.Path:
+    """What a process of another machine, which shares the file system, stages; its lock may not be written yet."""
     folder = store.root / "a.partial"
     (folder / "rank_0").mkdir(parents=True)
     (folder / "rank_0" / "weights").touch()
-    (store.root / "a.partial.owner").write_text("the kernel of another machine")
+    (store.root / "a.partial.lock").write_text(request.param)
     return folder
 
 
@@ -166,9 +172,70 @@ def test_what_another_machine_left_days_ago_is_cleared(store: storage.FolderStor
     assert list(store.root.iterdir()) == []
 
 
+def test_what_another_machine_holds_is_not_cleared_however_old_its_files_are(
+    store: storage.FolderStore, foreign: pathlib.Path
+) -> None:
+    age(store.root, 7 * 24 * 3600)
+    os.utime(foreign.with_name("a.partial.lock"))
+    assert store.clear_leftovers() == []
+
+
+def test_lock_names_its_holder_and_is_touched_while_it_is_held(
+    store: storage.FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("determined.storage._locks.HEARTBEAT_S", 0.01)
+    with store.create("a"):
+        lock = store.root / "a.partial.lock"
+        holder = json.loads(lock.read_text())
+        assert (holder["host"], holder["pid"]) == (socket.gethostname(), os.getpid())
+        os.utime(lock, (0, 0))
+        while lock.stat().st_mtime == 0:
+            time.sleep(0.01)
+
+
+def test_lock_of_this_machine_outlives_no_process_however_young_it_is(
+    store: storage.FolderStore, writer: subprocess.Popen[str]
+) -> None:
+    writer.kill()
+    writer.wait()
+    shutil.rmtree(store.root / "a.partial")
+    assert store.clear_leftovers() == []
+    assert list(store.root.iterdir()) == []
+
+
+def test_what_an_earlier_version_stages_is_cleared_after_a_day(store: storage.FolderStore) -> None:
+    (store.root / "a.partial").mkdir(parents=True)
+    (store.root / "a.partial.owner").write_text("the kernel of this machine")
+    assert store.clear_leftovers() == []
+    age(store.root, 25 * 3600)
+    assert store.clear_leftovers() == ["a.partial"]
+    assert list(store.root.iterdir()) == []
+
+
+def test_locks_exclude_each_other_though_their_files_come_and_go(tmp_path: pathlib.Path) -> None:
+    holding, most = 0, 0
+
+    def hold() -> None:
+        nonlocal holding, most
+        for _ in range(50):
+            with storage.locked(tmp_path / "a"):
+                holding += 1
+                most = max(most, holding)
+                time.sleep(0)
+                holding -= 1
+
+    threads = [threading.Thread(target=hold) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_nothing_is_left_beside_a_checkpoint(store: storage.FolderStore) -> None:
     with store.create("a"):
-        assert {path.name for path in store.root.iterdir()} == {"a.partial", "a.partial.owner"}
+        assert {path.name for path in store.root.iterdir()} == {"a.partial", "a.partial.lock"}
     with pytest.raises(ZeroDivisionError), store.create("b"):
         raise ZeroDivisionError
     assert [path.name for path in store.root.iterdir()] == ["a"]

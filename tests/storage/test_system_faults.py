@@ -149,7 +149,8 @@ def test_checkpoint_whose_sync_fails_is_never_taken_for_saved(place: str, store:
     ("call", "place"),
     [
         ("mkdir", "after.partial"),
-        ("openat", "after.partial"),  # to lock it
+        ("openat", "after.partial"),
+        ("openat", "after.partial/sub"),  # to list it
         ("openat", "after.partial/sub/file"),
         ("write", "after.partial/sub/file"),
         ("read", "after.partial/sub/file"),  # for its checksum

@@ -68,25 +68,17 @@ def _staging(place: Home) -> Iterator[pathlib.Path]:
     """Give a folder for what is not on record yet; it is removed after the block, and locked until then."""
     make_private(place.experiments)
     staging = place.experiments / f"{_NEW}{uuid.uuid4().hex}"
-    with contextlib.ExitStack() as stack:
-        # So that nobody takes the folder for a leftover before it is locked.
-        with storage.locked(place.experiments):
-            staging.mkdir(mode=0o700)
-            stack.callback(shutil.rmtree, staging, ignore_errors=True)
-            stack.enter_context(storage.locked(staging))
-        yield staging
+    with storage.locked(staging):
+        staging.mkdir(mode=0o700)
+        try:
+            yield staging
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
 
 
 def remove_leftovers(place: Home) -> list[str]:
     """Remove what a `create` that was killed has left in the home folder, and return the names of the folders."""
-    if not place.experiments.is_dir():
-        return []
-    with storage.locked(place.experiments):
-        found = [path for pattern in (f"{_NEW}*", f".{_NEW}*.partial") for path in place.experiments.glob(pattern)]
-        dead = [path for path in found if not storage.is_locked(path)]
-        for path in dead:
-            shutil.rmtree(path, ignore_errors=True)
-    return sorted(path.name for path in dead)
+    return storage.remove_abandoned(place.experiments, f"{_NEW}*", f".{_NEW}*.partial")
 
 
 def check(

@@ -14,16 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from determined import errors
-from determined._home import make_private, private_opener
+from determined._home import make_private
 from determined.storage._faults import fault_point
-from determined.storage._locks import is_locked, kernel_id, locked
-from determined.storage._manifest import MANIFEST_FILE, Manifest, walk
+from determined.storage._locks import locked, remove_abandoned
+from determined.storage._manifest import MANIFEST_FILE, Manifest, raise_error, walk
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _PARTIAL = ".partial"
-_OWNER = ".owner"
-MAX_SILENCE_S = 24 * 3600.0
-"""Seconds without a change after which what another machine stages counts as left by a dead process."""
 
 
 class FolderStore:
@@ -31,9 +28,6 @@ class FolderStore:
 
     A checkpoint is staged beside its final place, in a folder that is locked for as long as its process lives;
     then synced with a manifest, and renamed. What a dead process left staged is never taken for a checkpoint.
-
-    Locks of folders hold among the processes of one kernel only, not among machines that share a file system. So a
-    file beside the staging folder names the kernel; other machines go by the age of what is staged.
     """
 
     def __init__(self, root: pathlib.Path) -> None:
@@ -105,29 +99,7 @@ class FolderStore:
         What another machine stages counts as left when nothing of it has changed for a day, by the clock of the
         file system.
         """
-        if not self.root.is_dir() or not any(self.root.glob(f"*{_PARTIAL}*")):
-            return []
-        with locked(self.root):
-            staged = set(self.root.glob(f"*{_PARTIAL}"))
-            owned = {path.with_suffix("") for path in self.root.glob(f"*{_PARTIAL}{_OWNER}")}
-            dead = [path for path in staged | owned if not is_locked(path) and not self._is_foreign(path)]
-            for path in dead:
-                shutil.rmtree(path, ignore_errors=True)
-                _disown(path)
-        return sorted(path.name for path in staged.intersection(dead))
-
-    def _is_foreign(self, staging: pathlib.Path) -> bool:
-        """Say whether a process of another machine may still be writing here."""
-        try:
-            if _owner_file(staging).read_text(encoding="utf-8") == kernel_id():
-                return False
-            with tempfile.NamedTemporaryFile(dir=self.root) as probe:
-                now = os.fstat(probe.fileno()).st_mtime
-            return now - _last_change(staging) < MAX_SILENCE_S
-        except FileNotFoundError:  # no owner: of this machine, or of an earlier version
-            return _owner_file(staging).exists()
-        except OSError:
-            return True
+        return remove_abandoned(self.root, f"*{_PARTIAL}")
 
     @contextlib.contextmanager
     def _staged(self, staging: pathlib.Path) -> Iterator[None]:
@@ -135,15 +107,11 @@ class FolderStore:
         with contextlib.ExitStack() as stack:
             with errors_naming(staging):
                 self._make_root()
-                # So that nobody takes the folder for a leftover before it is locked.
-                with locked(self.root):
-                    if staging.exists():
-                        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(staging))
-                    stack.callback(_disown, staging)
-                    _write_owner(staging)
-                    staging.mkdir(mode=0o700)
-                    stack.enter_context(_removed_after_failure(staging))
-                    stack.enter_context(locked(staging))
+                if staging.exists():
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(staging))
+                stack.enter_context(locked(staging))
+                staging.mkdir(mode=0o700)
+                stack.enter_context(_removed_after_failure(staging))
             yield
 
     def _make_root(self) -> None:
@@ -156,28 +124,6 @@ class FolderStore:
         make_private(self.root)
         for folder in missing:  # a checkpoint lasts no longer than the folders that lead to it
             sync(folder.parent)
-
-
-def _owner_file(staging: pathlib.Path) -> pathlib.Path:
-    return staging.with_name(staging.name + _OWNER)
-
-
-def _write_owner(staging: pathlib.Path) -> None:
-    with open(_owner_file(staging), "w", encoding="utf-8", opener=private_opener) as owner:
-        owner.write(kernel_id())
-        owner.flush()
-        os.fsync(owner.fileno())  # after a power cut, an empty one would make the folder another machine's
-
-
-def _disown(staging: pathlib.Path) -> None:
-    with contextlib.suppress(OSError):  # what is left of it is cleared as any leftover
-        _owner_file(staging).unlink()
-
-
-def _last_change(staging: pathlib.Path) -> float:
-    """Return when anything below a staging folder, or its owner file, was last modified."""
-    paths = [_owner_file(staging), staging, *staging.rglob("*")]
-    return max(path.lstat().st_mtime for path in paths if path.exists())
 
 
 @contextlib.contextmanager
@@ -245,7 +191,7 @@ def _checked(checkpoint_id: str) -> str:
 
 def _close_to_others(folder: pathlib.Path) -> None:
     """Let nobody but the owner read a checkpoint: it may hold data that the model has memorized."""
-    for parent, folders, _ in os.walk(folder):
+    for parent, folders, _ in os.walk(folder, onerror=raise_error):
         for name in folders:
             pathlib.Path(parent, name).chmod(0o700)
     for path in walk(folder):
@@ -259,7 +205,7 @@ def _sync_files(folder: pathlib.Path) -> None:
 
 
 def _sync_folders(folder: pathlib.Path) -> None:
-    for parent, _, _ in os.walk(folder, topdown=False):
+    for parent, _, _ in os.walk(folder, topdown=False, onerror=raise_error):
         sync(pathlib.Path(parent))
 
 

@@ -88,11 +88,16 @@ class Manifest(NamedTuple):
 
 def walk(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield all files below a folder, links left out."""
-    for parent, _, files in os.walk(folder):
+    for parent, _, files in os.walk(folder, onerror=raise_error):
         for name in files:
             path = pathlib.Path(parent, name)
             if stat.S_ISREG(path.lstat().st_mode):
                 yield path
+
+
+def raise_error(error: OSError) -> None:
+    """Let `os.walk(onerror=...)` raise: a folder that cannot be listed would count as empty."""
+    raise error
 
 
 def _parsed(text: bytes) -> Manifest:
