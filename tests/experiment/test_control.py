@@ -93,7 +93,7 @@ def test_an_experiment_of_a_container_that_was_heard_of_just_now_is_left_to_it(w
 
 
 def test_a_runner_renews_its_claim(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("determined.experiment.runner._process.RENEWED_EVERY_S", 0.01)
+    monkeypatch.setattr("determined.experiment.runner._process.RENEWAL_PERIOD_S", 0.01)
     id = workshop.create(settings(1))
     until: list[float] = []
 

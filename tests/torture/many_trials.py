@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "experiment" / "runner"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
 
 from simulation import assert_search_is_sound
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from determined.experiment.runner._process import main
+from determined.experiment.runner import main
 
 if __name__ == "__main__":
     sys.exit(main(int(sys.argv[1])))

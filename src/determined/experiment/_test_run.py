@@ -24,9 +24,7 @@ from determined.experiment.executors import EndReason, InlineExecutor, RunExit, 
 from determined.experiment.executors._environment import base_environment, run_environment
 from determined.experiment.executors._hook import run_hook
 from determined.experiment.executors._programs import command_of
-from determined.experiment.runner._process import runner_environment
-from determined.experiment.runner._run_specs import Runs
-from determined.experiment.runner._trials import OpenTrial
+from determined.experiment.runner import OpenTrial, RunSpecs, runner_environment
 from determined.experiment.search import Began, Create, Search
 from determined.tracking import (
     Changeset,
@@ -129,14 +127,13 @@ def _recorded(config: ExperimentConfig, stage: Home, first: Create) -> Iterator[
         new = NewTrial(request_id=first.request_id, hparams=first.hparams, seed=first.seed, entrypoint=entrypoint)
         (id,) = ledger.commit(Changeset(new_trials=[new]))
         ledger.commit(Changeset(trial_changes=[TrialChange(trial_id=id, state=RunState.ACTIVE, run_id=1)]))
-        yield OpenTrial(id, first.request_id, first.hparams, first.seed, run_id=1)
+        yield OpenTrial(id=id, request_id=first.request_id, hparams=first.hparams, seed=first.seed, run_id=1)
         ledger.release()
 
 
 def _spec(config: ExperimentConfig, stage: Home, machine: Machine, trial: OpenTrial, source: str | None) -> RunSpec:
-    spec = Runs(1, config, stage, "cuda" if machine.gpus else "cpu").spec(
-        trial, machine.placement([next(iter(machine.numbers))]), source
-    )
+    trial.placement = machine.placement([next(iter(machine.numbers))])
+    spec = RunSpecs(1, config, stage, "cuda" if machine.gpus else "cpu", source).spec(trial)
     return dataclasses.replace(spec, environment={**spec.environment, TEST_VARIABLE: "1"})
 
 

@@ -17,7 +17,7 @@ def end(reason: EndReason, **more: object) -> RunExit:
 
 
 @pytest.mark.parametrize(
-    ("reason", "ending", "state", "exit"),
+    ("reason", "stop_reason", "state", "exit"),
     [
         (R.COMPLETED, None, S.COMPLETED, E.COMPLETED),
         (R.COMPLETED, StopReason.PAUSE, S.COMPLETED, E.COMPLETED),
@@ -36,32 +36,32 @@ def end(reason: EndReason, **more: object) -> RunExit:
     ],
 )
 def test_the_end_and_what_was_asked_for_decide(
-    reason: EndReason, ending: StopReason | None, state: RunState | None, exit: ExitReason | None
+    reason: EndReason, stop_reason: StopReason | None, state: RunState | None, exit: ExitReason | None
 ) -> None:
-    fate = next_state(end(reason), ending, 0, 5, ())
-    assert (fate.state, fate.exit) == (state, exit)
+    outcome = next_state(end(reason), stop_reason, 0, 5, ())
+    assert (outcome.state, outcome.exit) == (state, exit)
 
 
-@pytest.mark.parametrize("ending", [None, StopReason.PAUSE, StopReason.YIELD])
+@pytest.mark.parametrize("stop_reason", [None, StopReason.PAUSE, StopReason.YIELD])
 @pytest.mark.parametrize("reason", [R.FAILED, R.KILLED])
-def test_a_failure_counts_and_is_tried_again(reason: EndReason, ending: StopReason | None) -> None:
-    fate = next_state(end(reason), ending, 4, 5, ())
-    assert (fate.state, fate.counts) == (None, True)
+def test_a_failure_counts_and_is_tried_again(reason: EndReason, stop_reason: StopReason | None) -> None:
+    outcome = next_state(end(reason), stop_reason, 4, 5, ())
+    assert (outcome.state, outcome.is_failure) == (None, True)
 
 
 def test_a_stop_that_nobody_here_asked_for_is_a_failure() -> None:
-    assert next_state(end(R.STOPPED), None, 0, 5, ()).counts
+    assert next_state(end(R.STOPPED), None, 0, 5, ()).is_failure
 
 
 def test_a_run_that_lost_its_runner_is_no_failure() -> None:
-    fate = next_state(end(R.STOPPED, runner_gone=True), None, 5, 5, ())
-    assert (fate.state, fate.counts) == (None, False)
+    outcome = next_state(end(R.STOPPED, runner_gone=True), None, 5, 5, ())
+    assert (outcome.state, outcome.is_failure) == (None, False)
 
 
 def test_too_many_failures_are_an_error_with_the_last_words() -> None:
-    fate = next_state(end(R.FAILED), None, 5, 5, ())
-    assert fate.state is S.ERROR
-    assert fate.reason == "words (after 5 restarts)"
+    outcome = next_state(end(R.FAILED), None, 5, 5, ())
+    assert outcome.state is S.ERROR
+    assert outcome.reason == "words (after 5 restarts)"
 
 
 def test_a_log_policy_makes_a_failure_final() -> None:
@@ -70,7 +70,7 @@ def test_a_log_policy_makes_a_failure_final() -> None:
     assert next_state(failed, None, 0, 5, {"another"}).state is None
 
 
-@pytest.mark.parametrize("ending", [ending for ending in StopReason if ending.is_for_good])
-def test_the_state_of_a_stopping_trial_tells_why_it_stops(ending: StopReason) -> None:
-    assert StopReason.of_state(ending.stopping_state) is ending
+@pytest.mark.parametrize("stop_reason", [stop_reason for stop_reason in StopReason if stop_reason.is_for_good])
+def test_the_state_of_a_stopping_trial_tells_why_it_stops(stop_reason: StopReason) -> None:
+    assert StopReason.of_state(stop_reason.stopping_state) is stop_reason
     assert StopReason.of_state(RunState.ACTIVE) is None

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
-from simulation import ASHA, Simulation, assert_search_is_sound, learning, lr, simulated
 
 from determined import errors, storage
 from determined.tracking import (
@@ -26,12 +25,13 @@ from determined.tracking import (
     TrialWriter,
 )
 from disks import SmallDisk, small_disk
+from simulation import ASHA, Simulation, assert_search_is_sound, learning, lr, simulated
 
 FOUR_TRIALS = {"hyperparameters": lr(), "searcher": {"name": "random", "metric": "loss", "max_trials": 4}}
 
 
 def states(simulation: Simulation) -> Counter[RunState]:
-    return Counter(trial.state for trial in simulation.ledger.trials())
+    return Counter(trial.state for trial in simulation.store.trials())
 
 
 @pytest.mark.thorough
@@ -74,7 +74,7 @@ def test_a_trial_is_restarted_as_often_as_allowed(tmp_path: pathlib.Path, failur
     config = {"searcher": {"name": "single", "metric": "loss"}, "max_restarts": 2}
     simulation = simulated(tmp_path, config, failing(failures))
     assert simulation.run() is state
-    (trial,) = simulation.ledger.trials()
+    (trial,) = simulation.store.trials()
     assert (trial.state, trial.restarts, trial.run_id) == (state, 2, 3)
     assert (trial.reason is None) == (state is RunState.COMPLETED)
 
@@ -105,7 +105,7 @@ def test_invalid_hyperparameters_are_replaced(tmp_path: pathlib.Path) -> None:
     simulation = simulated(tmp_path, {"hyperparameters": lr(), "searcher": searcher}, pretend)
     assert simulation.run() is RunState.COMPLETED
     assert states(simulation)[RunState.COMPLETED] == 10
-    invalid = [trial for trial in simulation.ledger.trials() if trial.state is RunState.ERROR]
+    invalid = [trial for trial in simulation.store.trials() if trial.state is RunState.ERROR]
     assert invalid
     assert all(trial.run_id == 1 and "too fast" in (trial.reason or "") for trial in invalid)
 
@@ -125,8 +125,8 @@ def test_a_program_that_takes_no_hyperparameters_at_all_ends_the_experiment(
     assert "100 trials in a row" in caplog.text
     assert set(states(simulation)) == {RunState.ERROR}
     assert not simulation.slots.held
-    for trial in simulation.ledger.trials():
-        assert all(run.ended is not None for run in simulation.ledger.runs(trial.id))
+    for trial in simulation.store.trials():
+        assert all(run.ended is not None for run in simulation.store.runs(trial.id))
 
 
 def test_a_missing_time_metric_ends_the_experiment_with_its_name(
@@ -167,7 +167,7 @@ def dying(simulation: Simulation, turns: int) -> None:
 
 def dying_when(simulation: Simulation, is_time: Callable[[], bool]) -> None:
     """Let the runner take turns until something is true, and vanish with all runs."""
-    runner, executor = simulation.runner(), simulation.executor
+    driver, executor = simulation.driver(), simulation.executor
     wait = executor.poll
 
     def ended(timeout: float | None) -> Any:
@@ -177,7 +177,7 @@ def dying_when(simulation: Simulation, is_time: Callable[[], bool]) -> None:
 
     executor.poll = ended  # type: ignore[method-assign]
     try:
-        runner.run()
+        driver.run()
     except Interrupted:
         executor._specs.clear()
         executor._events.clear()
@@ -188,7 +188,7 @@ def dying_when(simulation: Simulation, is_time: Callable[[], bool]) -> None:
 
 
 def outcome(simulation: Simulation) -> Any:
-    trials = simulation.ledger.trials()
+    trials = simulation.store.trials()
     records = TrackingReader(simulation.home.database)
     last = {trial.id: records.metrics(trial.id, "validation")[-1].metrics for trial in trials}
     return [(trial.request_id, trial.hparams, trial.seed, trial.state, last[trial.id]) for trial in trials]
@@ -206,7 +206,7 @@ def test_a_runner_that_dies_again_and_again_leaves_the_same_experiment(tmp_path:
         dying(broken, chance.randrange(6))
     assert broken.run() is RunState.COMPLETED
     assert outcome(broken) == outcome(whole)
-    assert all(trial.restarts == 0 for trial in broken.ledger.trials())
+    assert all(trial.restarts == 0 for trial in broken.store.trials())
 
 
 @pytest.mark.timeout(60)
@@ -217,9 +217,9 @@ def test_an_experiment_that_cannot_go_on_ends_also_if_its_runner_dies_before(tmp
 
     searcher = {"name": "random", "metric": "loss", "max_trials": 8}
     simulation = simulated(tmp_path, {"hyperparameters": lr(), "searcher": searcher}, pretend, slots=8)
-    dying_when(simulation, lambda: simulation.ledger.control().state is RunState.STOPPING_ERROR)
-    assert simulation.ledger.control().state is RunState.STOPPING_ERROR
-    trials = len(simulation.ledger.trials())
+    dying_when(simulation, lambda: simulation.store.control().state is RunState.STOPPING_ERROR)
+    assert simulation.store.control().state is RunState.STOPPING_ERROR
+    trials = len(simulation.store.trials())
     assert simulation.run() is RunState.ERROR
     assert states(simulation) == {RunState.ERROR: trials}
 
@@ -232,9 +232,9 @@ def test_a_new_runner_goes_on_while_runs_of_the_last_one_still_stop(tmp_path: pa
         asked(simulation, 5.0, lambda: people.ask(wishes={1: TrialRequest.KILL}))
         assert simulation.run() is RunState.COMPLETED
     assert states(simulation) == {RunState.COMPLETED: 3, RunState.CANCELED: 1}
-    trials = {trial.id: trial for trial in simulation.ledger.trials()}
+    trials = {trial.id: trial for trial in simulation.store.trials()}
     assert (trials[1].run_id, trials[2].run_id, trials[2].restarts) == (1, 2, 0)
-    assert simulation.ledger.runs(3)[0].started < simulation.ledger.runs(2)[1].started
+    assert simulation.store.runs(3)[0].started < simulation.store.runs(2)[1].started
 
 
 @pytest.mark.timeout(60)
@@ -249,7 +249,7 @@ def test_trials_go_on_while_the_checkpoint_of_another_one_is_checked(
         yield 1.0, {"loss": 1.0, "batches": 1}
         if not failed:
             failed.add(seed)
-            (trial,) = (trial for trial in simulation.ledger.trials() if trial.seed == seed)
+            (trial,) = (trial for trial in simulation.store.trials() if trial.seed == seed)
             save(simulation, trial.id, steps=7)
             raise RuntimeError("out of memory")
         if seed not in failed:
@@ -259,7 +259,7 @@ def test_trials_go_on_while_the_checkpoint_of_another_one_is_checked(
     simulation = simulated(tmp_path, FOUR_TRIALS, pretend, slots=2)
     assert simulation.run() is RunState.COMPLETED
     assert waited == [True]
-    runs = [run for trial in simulation.ledger.trials() for run in simulation.ledger.runs(trial.id)]
+    runs = [run for trial in simulation.store.trials() for run in simulation.store.runs(trial.id)]
     assert [run.started_from_step for run in runs if run.run_id == 2] == [7]
 
 
@@ -283,11 +283,11 @@ def asked(simulation: Simulation, after: float, ask: Any) -> None:
 def test_a_paused_experiment_goes_on_where_it_was(tmp_path: pathlib.Path) -> None:
     searcher = {"name": "random", "metric": "loss", "max_trials": 6}
     simulation = simulated(tmp_path, {"hyperparameters": lr(), "searcher": searcher}, learning, slots=2)
-    asked(simulation, 5.0, lambda: simulation.ledger.ask(desired=Desired.PAUSED))
+    asked(simulation, 5.0, lambda: simulation.store.ask(desired=Desired.PAUSED))
     assert simulation.run() is RunState.PAUSED
     assert set(states(simulation)) == {RunState.PAUSED}
     assert not simulation.slots.held
-    simulation.ledger.ask(desired=Desired.ACTIVE)
+    simulation.store.ask(desired=Desired.ACTIVE)
     assert simulation.run() is RunState.COMPLETED
     assert states(simulation) == {RunState.COMPLETED: 6}
 
@@ -296,7 +296,7 @@ def test_a_paused_experiment_goes_on_where_it_was(tmp_path: pathlib.Path) -> Non
 def test_a_canceled_experiment_creates_no_more_trials(tmp_path: pathlib.Path, desired: Desired) -> None:
     searcher = {"name": "random", "metric": "loss", "max_trials": 100, "max_concurrent_trials": 3}
     simulation = simulated(tmp_path, {"hyperparameters": lr(), "searcher": searcher}, learning, slots=2)
-    asked(simulation, 5.0, lambda: simulation.ledger.ask(desired=desired))
+    asked(simulation, 5.0, lambda: simulation.store.ask(desired=desired))
     assert simulation.run() is RunState.CANCELED
     assert states(simulation) == {RunState.CANCELED: 3}
 
@@ -304,7 +304,7 @@ def test_a_canceled_experiment_creates_no_more_trials(tmp_path: pathlib.Path, de
 def test_one_trial_can_be_killed(tmp_path: pathlib.Path) -> None:
     searcher = {"name": "random", "metric": "loss", "max_trials": 4}
     simulation = simulated(tmp_path, {"hyperparameters": lr(), "searcher": searcher}, learning, slots=2)
-    asked(simulation, 5.0, lambda: simulation.ledger.ask(wishes={1: TrialRequest.KILL}))
+    asked(simulation, 5.0, lambda: simulation.store.ask(wishes={1: TrialRequest.KILL}))
     assert simulation.run() is RunState.COMPLETED
     assert states(simulation) == {RunState.COMPLETED: 3, RunState.CANCELED: 1}
 
@@ -315,14 +315,14 @@ def test_trials_make_room_when_others_need_it_and_go_on_later(tmp_path: pathlib.
 
     def share(slots: int | None) -> None:
         simulation.slots.allowed = slots
-        runner._shared_at = 0.0
+        driver._allowance_at = 0.0
 
-    runner = simulation.runner()
+    driver = simulation.driver()
     asked(simulation, 5.0, lambda: share(1))
     asked(simulation, 20.0, lambda: share(None))
-    assert runner.run() is RunState.COMPLETED
-    assert [trial.run_id for trial in simulation.ledger.trials()] == [1, 2, 2, 2]
-    assert all(trial.restarts == 0 for trial in simulation.ledger.trials())
+    assert driver.run() is RunState.COMPLETED
+    assert [trial.run_id for trial in simulation.store.trials()] == [1, 2, 2, 2]
+    assert all(trial.restarts == 0 for trial in simulation.store.trials())
 
 
 @pytest.fixture
@@ -357,20 +357,20 @@ def after_a_warning(said: str, act: Callable[[], None]) -> Iterator[None]:
 def test_a_runner_waits_for_room_on_a_full_disk(disk: SmallDisk) -> None:
     simulation = simulated(disk.folder, FOUR_TRIALS, learning)
     disk.fill()
-    with after_a_warning("waits for room on the disk", disk.empty):
+    with after_a_warning("waits for space on the disk", disk.empty):
         assert simulation.run() is RunState.COMPLETED
     assert states(simulation) == {RunState.COMPLETED: 4}
     simulation.executor.close()
-    simulation.ledger.close()
+    simulation.store.close()
 
 
 def test_a_runner_that_is_asked_to_leave_does_not_wait_for_room(disk: SmallDisk) -> None:
     simulation = simulated(disk.folder, FOUR_TRIALS, learning)
-    runner = simulation.runner()
+    driver = simulation.driver()
     disk.fill()
-    with after_a_warning("waits for room", runner.leave), pytest.raises(errors.TrackingException, match="full"):
-        runner.run()
-    simulation.ledger.close()
+    with after_a_warning("waits for space", driver.leave), pytest.raises(errors.TrackingException, match="full"):
+        driver.run()
+    simulation.store.close()
 
 
 def test_a_runner_whose_database_is_deleted_says_so_and_ends(tmp_path: pathlib.Path) -> None:
@@ -384,4 +384,4 @@ def test_a_runner_whose_database_is_deleted_says_so_and_ends(tmp_path: pathlib.P
         simulation.run()
     assert not (tmp_path / "tracking.db").exists()
     simulation.executor.close()
-    simulation.ledger.close()
+    simulation.store.close()

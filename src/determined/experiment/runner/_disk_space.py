@@ -1,4 +1,4 @@
-"""Wait for room on a full disk, so that a search outlives it."""
+"""Wait for space on a full disk, so that a search survives it."""
 
 from __future__ import annotations
 
@@ -12,29 +12,33 @@ from determined.tracking import lacks_room
 
 logger = logging.getLogger("determined.experiment")
 
-_BETWEEN_ATTEMPTS_S = 1.0
-_BETWEEN_WARNINGS_S = 60.0
+_RETRY_S = 1.0
+_WARNING_PERIOD_S = 60.0
 
 T = TypeVar("T")
 
 
-def when_there_is_room(action: Callable[[], T], gives_up: Callable[[], bool] = lambda: False) -> T:
-    """Return what an action on the tracking database returns, repeated until its disk has room for it.
+def when_there_is_space(
+    action: Callable[[], T],
+    gives_up: Callable[[], bool] = lambda: False,
+    wait: Callable[[float], object] = time.sleep,
+) -> T:
+    """Return what an action on the tracking database returns, repeated until its disk has space.
 
-    What keeps it from being stored is raised when `gives_up` says so, and at once if it is not a lack of room.
+    Any other error is raised at once; a lack of space is raised as well when `gives_up` returns True.
     """
-    warned_at = -_BETWEEN_WARNINGS_S
+    warned_at: float | None = None
     while True:
         try:
             result = action()
         except errors.TrackingException as error:
             if not lacks_room(error) or gives_up():
                 raise
-            if time.monotonic() - warned_at >= _BETWEEN_WARNINGS_S:
+            if warned_at is None or time.monotonic() - warned_at >= _WARNING_PERIOD_S:
                 warned_at = time.monotonic()
-                logger.warning("The experiment waits for room on the disk: %s Trials that run go on.", error)
-            time.sleep(_BETWEEN_ATTEMPTS_S)
+                logger.warning("The experiment waits for space on the disk: %s Trials that run go on.", error)
+            wait(_RETRY_S)
         else:
-            if warned_at > 0:
-                logger.info("There is room on the disk again.")
+            if warned_at is not None:
+                logger.info("The disk has space again.")
             return result

@@ -1,4 +1,4 @@
-"""What becomes of a trial whose run has ended. Pure: the end goes in, the decision comes out."""
+"""What becomes of a trial whose run has ended. Pure: the exit goes in, the decision comes out."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from determined.tracking import RunState
 
 
 class StopReason(enum.IntEnum):
-    """Why a trial was asked to end, the weakest reason first: a stronger one takes its place."""
+    """Why a trial was asked to stop, the weakest reason first: a stronger one replaces a weaker one."""
 
     YIELD = 1
-    """Its slots are for another experiment: it goes on later."""
+    """Another experiment needs its slots: it goes on later."""
     PAUSE = 2
     """The experiment is paused: it goes on later."""
     SEARCH = 3
-    """The search has seen enough of it."""
+    """The search stopped it early."""
     ERROR = 4
     """The experiment cannot go on."""
     CANCEL = 5
-    """People do not want it any more."""
+    """A user canceled it; it saves a checkpoint."""
     KILL = 6
-    """People want it to end at once."""
+    """A user killed it."""
 
     @property
     def is_for_good(self) -> bool:
@@ -34,13 +34,13 @@ class StopReason(enum.IntEnum):
 
     @property
     def stopping_state(self) -> RunState:
-        """The state of a trial that is ending for this reason."""
+        """The state of a trial that is stopping for this reason."""
         return _STOPPING.get(self, RunState.ACTIVE)
 
     @classmethod
     def of_state(cls, state: RunState) -> StopReason | None:
-        """Return why a trial in this state is ending; None if it is not."""
-        return next((ending for ending, stopping in _STOPPING.items() if stopping is state), None)
+        """Return why a trial in this state is stopping; None if it is not."""
+        return next((reason for reason, stopping in _STOPPING.items() if stopping is state), None)
 
 
 _STOPPING = {
@@ -53,51 +53,50 @@ _STOPPING = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """How a trial goes on: with another run if there is no state to end in."""
+    """How a trial goes on: with another run if there is no final state."""
 
     state: RunState | None = None
     exit: ExitReason | None = None
     reason: str | None = None
-    counts: bool = False
+    is_failure: bool = False
     """Whether the run counts as a failure of the trial."""
 
 
-AGAIN = TrialOutcome()
-
-
 def next_state(
-    ended: RunExit, ending: StopReason | None, restarts: int, max_restarts: int, fatal_patterns: Collection[str]
+    exit: RunExit, stop_reason: StopReason | None, restarts: int, max_restarts: int, fatal_patterns: Collection[str]
 ) -> TrialOutcome:
-    """Return what follows from the end of a run that was asked to end, or was not."""
-    if ended.reason is EndReason.INVALID_HP:
-        return TrialOutcome(
-            RunState.ERROR, ExitReason.INVALID_HP, f"invalid hyperparameters: {ended.message}", counts=True
-        )
-    if ended.reason is EndReason.COMPLETED:
+    """Return what follows from the exit of a run that was asked to stop, or was not (None)."""
+    if exit.reason is EndReason.INVALID_HP:
+        reason = f"invalid hyperparameters: {exit.message}"
+        return TrialOutcome(RunState.ERROR, ExitReason.INVALID_HP, reason, is_failure=True)
+    if exit.reason is EndReason.COMPLETED:
         return TrialOutcome(RunState.COMPLETED, ExitReason.COMPLETED)
-    if ending is not None and ending.is_for_good:
-        return next_state_without_run(ending)
-    if ended.reason is EndReason.STOPPED and (ending is not None or ended.runner_gone):
-        return AGAIN
-    return _fate_of_failure(ended, restarts, max_restarts, fatal_patterns)
+    if stop_reason is not None and stop_reason.is_for_good:
+        return next_state_without_run(stop_reason)
+    if exit.reason is EndReason.STOPPED and (stop_reason is not None or exit.runner_gone):
+        return TrialOutcome()
+    return _after_failure(exit, restarts, max_restarts, fatal_patterns)
 
 
-def next_state_without_run(ending: StopReason) -> TrialOutcome:
-    """Return what becomes of a trial that ends for good while it does not run, or runs no longer."""
-    if ending is StopReason.SEARCH:
+def next_state_without_run(stop_reason: StopReason) -> TrialOutcome:
+    """Return what becomes of a trial that stops for good while it does not run, or no longer runs."""
+    if stop_reason is StopReason.SEARCH:
         return TrialOutcome(RunState.COMPLETED, ExitReason.COMPLETED)
-    if ending is StopReason.ERROR:
+    if stop_reason is StopReason.ERROR:
         return TrialOutcome(RunState.ERROR, ExitReason.ERROR, "the experiment could not go on")
-    return TrialOutcome(RunState.CANCELED, ExitReason.CANCELED, "canceled" if ending is StopReason.CANCEL else "killed")
+    reason = "canceled" if stop_reason is StopReason.CANCEL else "killed"
+    return TrialOutcome(RunState.CANCELED, ExitReason.CANCELED, reason)
 
 
-def _fate_of_failure(ended: RunExit, restarts: int, max_restarts: int, fatal_patterns: Collection[str]) -> TrialOutcome:
-    why = ended.message or ended.reason.value.lower()
-    if ended.reason is EndReason.NOT_STARTED:
-        return TrialOutcome(RunState.ERROR, ExitReason.ERROR, why, counts=True)
-    if found := [pattern for pattern in ended.matches if pattern in fatal_patterns]:
-        reason = f"{why} (no further try: a log policy says so for {found[0]!r})"
-        return TrialOutcome(RunState.ERROR, ExitReason.ERROR, reason, counts=True)
-    if restarts >= max_restarts:
-        return TrialOutcome(RunState.ERROR, ExitReason.ERROR, f"{why} (after {restarts} restarts)", counts=True)
-    return TrialOutcome(reason=why, counts=True)
+def _after_failure(exit: RunExit, restarts: int, max_restarts: int, fatal_patterns: Collection[str]) -> TrialOutcome:
+    reason = exit.message or exit.reason.value.lower()
+    fatal = next((pattern for pattern in exit.matches if pattern in fatal_patterns), None)
+    if exit.reason is EndReason.NOT_STARTED:
+        details = ""
+    elif fatal is not None:
+        details = f" (not restarted: a log policy forbids it after {fatal!r})"
+    elif restarts >= max_restarts:
+        details = f" (after {restarts} restarts)"
+    else:
+        return TrialOutcome(reason=reason, is_failure=True)
+    return TrialOutcome(RunState.ERROR, ExitReason.ERROR, reason + details, is_failure=True)

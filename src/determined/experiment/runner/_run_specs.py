@@ -1,4 +1,4 @@
-"""The runs of an experiment's trials: what each is started with."""
+"""What the runs of an experiment's trials are started with."""
 
 from __future__ import annotations
 
@@ -12,47 +12,27 @@ from determined import errors, storage
 from determined._home import Home
 from determined._info import ClusterInfo, TrialInfo
 from determined.experiment.config import ExperimentConfig
-from determined.experiment.executors import Device, Placement, RunSpec
-from determined.experiment.runner._trials import OpenTrial
+from determined.experiment.executors import Device, RunSpec
+from determined.experiment.runner._state import OpenTrial
 from determined.tracking import CheckpointRecord, CheckpointState, TrackingReader
 
-_NO_CHECKPOINT: Future[CheckpointRecord | None] = Future()
-_NO_CHECKPOINT.set_result(None)
 
+class RunSpecs:
+    """Makes the specs of the runs of an experiment's trials."""
 
-class Runs:
-    """Makes the runs of trials, each from the newest intact checkpoint of its trial."""
-
-    def __init__(self, experiment_id: int, config: ExperimentConfig, home: Home, device: Device) -> None:
+    def __init__(
+        self, experiment_id: int, config: ExperimentConfig, home: Home, device: Device, source: str | None = None
+    ) -> None:
+        """Let trials without a checkpoint of their own start from the weights of the checkpoint `source`."""
         self._experiment_id = experiment_id
         self._config = config
         self._home = home
-        self._as_map = config.to_dict()
+        self._tree = config.to_dict()
         self._variables = config.environment.variables(device)
-        self._source: str | None = None
-        self._checker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checks checkpoints")
-        self._checks: dict[int, Future[CheckpointRecord | None]] = {}
+        self._source = source
 
-    def start_from(self, checkpoint: str | None) -> None:
-        """Let the first runs of trials begin with the weights of a checkpoint."""
-        self._source = checkpoint
-
-    def is_ready(self, trial: OpenTrial) -> bool:
-        """Return whether the next run of a trial can begin: not before its checkpoint is checked, on another thread."""
-        return trial.run_id == 0 or self._check(trial).done()
-
-    def next_run(self, trial: OpenTrial, placement: Placement) -> tuple[RunSpec, int]:
-        """Return the run of a trial that begins now, and the step at which it does; waits if it is not ready."""
-        own = self._check(trial).result() if trial.run_id > 1 else None
-        self._checks.pop(trial.id, None)
-        if own is not None:
-            return self.spec(trial, placement, own.uuid, own.steps_completed), own.steps_completed
-        return self.spec(trial, placement, self._source), 0
-
-    def spec(
-        self, trial: OpenTrial, placement: Placement, checkpoint: str | None = None, steps_completed: int = 0
-    ) -> RunSpec:
-        """Return a run of a trial at a placement, from a checkpoint with so many steps."""
+    def spec(self, trial: OpenTrial) -> RunSpec:
+        """Return the latest run of a trial, at its placement and from its checkpoint."""
         resources, config = self._config.resources, self._config
         return RunSpec(
             experiment_id=self._experiment_id,
@@ -65,41 +45,59 @@ class Runs:
                 "PATH": _path(),
                 **self._variables,
                 "DET_HOME": str(self._home.path),
-                **self._info(trial, checkpoint, steps_completed).to_environment(),
+                **self._info(trial).to_environment(),
             },
             ranks=resources.slots_per_trial,
-            placement=placement,
+            placement=trial.placement or {},
             grace_period=float(config.preemption_timeout),
             patterns=[policy.pattern for policy in config.log_policies if policy.pattern is not None],
         )
 
-    def _info(self, trial: OpenTrial, checkpoint: str | None, steps: int) -> ClusterInfo:
-        allocation = f"{self._experiment_id}.{trial.id}.{trial.run_id}"
+    def _info(self, trial: OpenTrial) -> ClusterInfo:
         return ClusterInfo(
             trial=TrialInfo(
                 trial_id=trial.id,
                 experiment_id=self._experiment_id,
                 trial_seed=trial.seed,
                 hparams=dict(trial.hparams),
-                _config=self._as_map,
-                _steps_completed=steps,
+                _config=self._tree,
+                _steps_completed=trial.checkpoint.steps_completed if trial.checkpoint else 0,
                 _trial_run_id=trial.run_id,
             ),
-            latest_checkpoint=checkpoint,
+            latest_checkpoint=trial.checkpoint.uuid if trial.checkpoint else self._source,
             task_id=f"trial-{trial.id}",
-            allocation_id=allocation,
+            allocation_id=f"{self._experiment_id}.{trial.id}.{trial.run_id}",
             cluster_id="local",
             agent_id="local",
             container_slot_counts=[max(self._config.resources.slots_per_trial, 1)],
         )
 
-    def _check(self, trial: OpenTrial) -> Future[CheckpointRecord | None]:
-        """Return the newest intact checkpoint of a trial, or the promise of it."""
-        if trial.id not in self._checks:
-            saved = TrackingReader(self._home.database).checkpoints(self._experiment_id, trial.id)
-            present = [one for one in saved if one.state is CheckpointState.COMPLETED]
-            self._checks[trial.id] = self._checker.submit(_newest_intact, present) if present else _NO_CHECKPOINT
-        return self._checks[trial.id]
+
+class CheckpointFinder:
+    """Finds the newest intact checkpoints of trials, on a thread of its own since it reads whole files."""
+
+    def __init__(self, experiment_id: int, home: Home) -> None:
+        self._experiment_id = experiment_id
+        self._home = home
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checks checkpoints")
+        self._wanted: dict[int, Future[CheckpointRecord | None]] = {}
+
+    def find(self, trial_id: int) -> None:
+        """Begin to look for the checkpoint of a trial; `found` returns it later."""
+        saved = TrackingReader(self._home.database).checkpoints(self._experiment_id, trial_id)
+        present = [one for one in saved if one.state is CheckpointState.COMPLETED]
+        if present:
+            self._wanted[trial_id] = self._thread.submit(_newest_intact, present)
+        else:
+            self._wanted[trial_id] = future = Future[CheckpointRecord | None]()
+            future.set_result(None)
+
+    def found(self) -> dict[int, CheckpointRecord | None]:
+        """Return what was found since the last call, by trial id: None for a trial without an intact checkpoint."""
+        done = {trial_id: future.result() for trial_id, future in self._wanted.items() if future.done()}
+        for trial_id in done:
+            del self._wanted[trial_id]
+        return done
 
 
 def _newest_intact(checkpoints: Sequence[CheckpointRecord]) -> CheckpointRecord | None:
@@ -107,7 +105,7 @@ def _newest_intact(checkpoints: Sequence[CheckpointRecord]) -> CheckpointRecord 
 
 
 def _path() -> str:
-    """Return where programs are looked for: `python3` means this one, also in an environment that is not activated."""
+    """Return PATH with the folder of this Python first, so that `python3` means it without an activated environment."""
     return os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
 
 

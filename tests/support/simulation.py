@@ -16,8 +16,8 @@ from determined._home import Home
 from determined.experiment import SearchReplay
 from determined.experiment import config as configs
 from determined.experiment.executors import EndReason, Handle, Placement, RunExit, RunSpec
-from determined.experiment.runner._run_specs import Runs
-from determined.experiment.runner._runner import POLL, Runner
+from determined.experiment.runner._run_specs import CheckpointFinder, RunSpecs
+from determined.experiment.runner.driver import POLL_S, Driver
 from determined.tracking import (
     ExperimentDescription,
     ExperimentStore,
@@ -105,7 +105,7 @@ class SimulatedExecutor:
             self._end(spec, EndReason.KILLED)
 
     def poll(self, timeout_s: float | None) -> list[RunExit]:
-        until = self.now + (POLL if timeout_s is None else timeout_s)
+        until = self.now + (POLL_S if timeout_s is None else timeout_s)
         if timeout_s and not self._over and self._events:
             until = max(until, min(self._events[0][0], self.now + 1e9))  # nothing happens before: do not wait for it
         while self._events and self._events[0][0] <= until:
@@ -170,28 +170,29 @@ class Simulation:
     experiment_id: int
     home: Home
     config: configs.ExperimentConfig
-    ledger: ExperimentStore
+    store: ExperimentStore
     executor: SimulatedExecutor
     slots: OwnSlots
 
-    def runner(self) -> Runner:
-        searching = SearchReplay(self.config, self.ledger, self.home.path)
-        runs = Runs(self.experiment_id, self.config, self.home, self.slots.device)
-        return Runner(self.config, self.ledger, searching, self.slots, self.executor, runs)
+    def driver(self) -> Driver:
+        search = SearchReplay(self.config, self.store, self.home.path)
+        specs = RunSpecs(self.experiment_id, self.config, self.home, self.slots.device)
+        finder = CheckpointFinder(self.experiment_id, self.home)
+        return Driver(self.config, self.store, search, self.slots, self.executor, specs, finder)
 
     def run(self) -> RunState:
-        return self.runner().run()
+        return self.driver().run()
 
 
 def simulated(folder: pathlib.Path, config: Mapping[str, Any], pretend: Pretend, slots: int = 8) -> Simulation:
     """Return an experiment that has not begun."""
     home = Home(folder)
     parsed = configs.from_map({"entrypoint": "python3 train.py", "reproducibility": {"experiment_seed": 1}, **config})
-    ledger = ExperimentStore.create(home.database, ExperimentDescription(name="simulated", config=parsed.to_dict()))
-    ledger.claim()
-    executor = SimulatedExecutor(ledger.experiment_id, home.database, pretend)
+    store = ExperimentStore.create(home.database, ExperimentDescription(name="simulated", config=parsed.to_dict()))
+    store.claim()
+    executor = SimulatedExecutor(store.experiment_id, home.database, pretend)
     own = OwnSlots(slots, parsed.resources.slots_per_trial)
-    return Simulation(ledger.experiment_id, home, parsed, ledger, executor, own)
+    return Simulation(store.experiment_id, home, parsed, store, executor, own)
 
 
 ASHA = {"name": "async_halving", "metric": "loss", "time_metric": "batches", "max_concurrent_trials": 16}
@@ -217,11 +218,11 @@ def assert_search_is_sound(folder: pathlib.Path, trials: int) -> None:
     simulation = simulated(folder, {"hyperparameters": lr(), "searcher": searcher}, learning, slots=256)
     assert simulation.run() is RunState.COMPLETED
     simulation.executor.close()
-    assert all(trial.state is RunState.COMPLETED for trial in simulation.ledger.trials())
-    assert len(simulation.ledger.trials()) == trials
-    best = simulation.ledger.best()
+    assert all(trial.state is RunState.COMPLETED for trial in simulation.store.trials())
+    assert len(simulation.store.trials()) == trials
+    best = simulation.store.best()
     assert best is not None
-    (winner,) = (trial for trial in simulation.ledger.trials() if trial.id == best.trial_id)
+    (winner,) = (trial for trial in simulation.store.trials() if trial.id == best.trial_id)
     assert abs(math.log10(winner.hparams["lr"]) + 2) < 0.1
     # A quarter of the trials goes on from each rung to the next: all of them train 1 unit, a quarter 3 more, and so on.
     theory = trials * (1 + 3 / 4 + 12 / 16 + 48 / 64)
