@@ -62,7 +62,7 @@ def test_refuses(words: str, said: str, refused: Callable[[str], str]) -> None:
         ("{searcher: {max_length: 3}, hyperparameters: {a: {b: {type: int, minval: 1, maxval: 3}}}}", "write a.b: 0.1"),
         ("[1, 2]", "an experiment config is a map"),
         ("a: b: c", "it is not YAML"),
-        ("searcher: 3", "searcher = 3: it is not a map of keys and values"),
+        ("searcher: 3", "searcher = 3: it is not a mapping"),
     ],
 )
 def test_refuses_config(config: str, said: str, project: pathlib.Path, refused: Callable[[str], str]) -> None:

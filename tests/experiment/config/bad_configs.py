@@ -22,27 +22,27 @@ class Bad(NamedTuple):
 
 
 TYPES = [
-    Bad("name: 3", 1, "name", "it is not a text. Put it in quotes"),
+    Bad("name: 3", 1, "name", "it is not a string. Put it in quotes"),
     Bad("name: ''", 1, "name", "it is empty. Write name: digits."),
-    Bad("description: [a]", 1, "description", '["a"]: it is not a text'),
+    Bad("description: [a]", 1, "description", '["a"]: it is not a string'),
     Bad("labels: baseline", 1, "labels", "it is not a list. Write labels: [baseline, cnn]."),
-    Bad("labels: [a, yes]", 1, "labels[1]", "true: it is not a text. Put it in quotes"),
+    Bad("labels: [a, yes]", 1, "labels[1]", "true: it is not a string. Put it in quotes"),
     Bad("labels: [a, '']", 1, "labels[1]", "it is empty"),
     Bad("debug: maybe", 1, "debug", '"maybe": it is neither true nor false. Write debug: true.'),
     Bad("perform_initial_validation: 1", 1, "perform_initial_validation", "1: it is neither true nor false"),
-    Bad("\n\nmax_restarts: five", 3, "max_restarts", '"five": it is not a whole number. Write max_restarts: 2.'),
-    Bad("max_restarts: 5.0", 1, "max_restarts", "it is not a whole number. Write max_restarts: 5."),
+    Bad("\n\nmax_restarts: five", 3, "max_restarts", '"five": it is not an integer. Write max_restarts: 2.'),
+    Bad("max_restarts: 5.0", 1, "max_restarts", "it is not an integer. Write max_restarts: 5."),
     Bad("max_restarts: '5'", 1, "max_restarts", "Write max_restarts: 5, without quotes."),
-    Bad("max_restarts: true", 1, "max_restarts", "true: it is not a whole number"),
+    Bad("max_restarts: true", 1, "max_restarts", "true: it is not an integer"),
     Bad("max_restarts: -1", 1, "max_restarts", "-1: it is less than 0"),
     Bad("max_restarts: 99999999999", 1, "max_restarts", "it is more than 2147483647"),
     Bad("scheduling_unit: 0", 1, "scheduling_unit", "0: it is less than 1. Write scheduling_unit: 50."),
     Bad("records_per_epoch: -3", 1, "records_per_epoch", "it is less than 0"),
-    Bad("preemption_timeout: soon", 1, "preemption_timeout", "it is not a whole number"),
+    Bad("preemption_timeout: soon", 1, "preemption_timeout", "it is not an integer"),
     Bad("checkpoint_policy: bets", 1, "checkpoint_policy", "not one of best, all, none. Did you mean best?"),
     Bad("checkpoint_policy: 3", 1, "checkpoint_policy", "3: it is not one of best, all, none. Write checkpoint_policy"),
-    Bad("data: [1, 2]", 1, "data", "it is not a map of keys and values. Write data: {"),
-    Bad("profiling: true", 1, "profiling", "it is not a map of keys and values. Write profiling: {enabled: true}."),
+    Bad("data: [1, 2]", 1, "data", "it is not a mapping. Write data: {"),
+    Bad("profiling: true", 1, "profiling", "it is not a mapping. Write profiling: {enabled: true}."),
 ]
 KEYS = [
     Bad("hyperparmeters: {lr: 1}", 1, "hyperparmeters", "no such key here. Did you mean hyperparameters?"),
@@ -53,19 +53,19 @@ KEYS = [
     Bad("resources:\n  slots: 3", 2, "resources.slots", "no such key here. Did you mean max_slots?"),
     Bad("optimizations: {precision: fp16}", 1, "optimizations.precision", "Did you mean mixed_precision?"),
     Bad("'a.b': 1", 1, '"a.b"', "no such key here"),
-    Bad("1: 2", 1, "1", 'the key is not a text. Put it in quotes: "1".'),
-    Bad("data: {on: 2}", 1, "data.on", "the key is not a text"),
-    Bad("data:\n  ? [a, b]\n  : 3", 2, 'data."?"', "the key is a map or a list"),
-    Bad("name: a\ndebug: true\nname: b", 1, "name", "the key is there twice, on lines 1 and 3. Remove one"),
+    Bad("1: 2", 1, "1", 'the key is not a string. Put it in quotes: "1".'),
+    Bad("data: {on: 2}", 1, "data.on", "the key is not a string"),
+    Bad("data:\n  ? [a, b]\n  : 3", 2, 'data."?"', "the key is a mapping or a list"),
+    Bad("name: a\ndebug: true\nname: b", 1, "name", "the key is given twice, on lines 1 and 3. Remove one"),
     Bad("data:\n  x: {a: 1,\n   a: 2}", 2, "data.x.a", "twice, on lines 2 and 3"),
-    Bad("data: {<<: 3}", 1, "data", "what << merges is not a map"),
+    Bad("data: {<<: 3}", 1, "data", "what << merges is not a mapping"),
 ]
 SEARCHERS = [
     Bad("name: a # no searcher:", None, "searcher", "it is required. Write searcher: {name: random"),
-    Bad("searcher: single", 1, "searcher", '"single": it is not a map of keys and values'),
-    Bad("searcher: {metric: loss}", 1, "searcher.name", "required. Write name: single, random, grid"),
+    Bad("searcher: single", 1, "searcher", '"single": it is not a mapping'),
+    Bad("searcher: {metric: loss}", 1, "searcher.name", "required. Write name: adaptive_asha, async_halving, custom"),
     Bad("searcher:\n  name: randm\n  metric: a", 2, "searcher.name", "Did you mean random?"),
-    Bad("searcher: {name: 3, metric: a}", 1, "searcher.name", "3: it is not one of single, random"),
+    Bad("searcher: {name: 3, metric: a}", 1, "searcher.name", "3: it is not one of adaptive_asha, async_halving"),
     Bad("searcher: {name: adaptive_simple, metric: a}", 1, "searcher.name", "Did you mean adaptive_asha?"),
     Bad("searcher: {name: single}", 1, "searcher.metric", "it is required. Write metric: validation_loss."),
     Bad("searcher: {name: single, metric: ''}", 1, "searcher.metric", "it is empty"),
@@ -88,7 +88,7 @@ SEARCHERS = [
         "searcher: {name: grid, metric: a, max_trials: 3}",
         1,
         "searcher.max_trials",
-        "It belongs to name: random, async",
+        "It belongs to name: adaptive_asha, async",
     ),
     Bad("searcher: {name: single, metric: a, mode: standard}", 1, "searcher.mode", "belongs to name: adaptive_asha."),
     Bad(
@@ -147,7 +147,7 @@ SEARCHERS = [
     ),
     Bad("searcher: {name: custom, metric: a}", 1, "searcher.method", "Write method: my_search:Method."),
     Bad("searcher: {name: custom, metric: a, method: my_search}", 1, "searcher.method", "not of the form module:Class"),
-    Bad("searcher: {name: custom, metric: a, method: m:C, options: 3}", 1, "searcher.options", "not a map"),
+    Bad("searcher: {name: custom, metric: a, method: m:C, options: 3}", 1, "searcher.options", "not a mapping"),
 ]
 LENGTHS = [
     Bad(
@@ -169,7 +169,7 @@ LENGTHS = [
         "searcher: {name: single, metric: a, max_length: {epochs: 0.5}}",
         1,
         "searcher.max_length.epochs",
-        "whole number",
+        "not an integer",
     ),
     Bad(f"searcher: {{{ASHA}, time_metric: tokens, max_length: 5}}", 1, "searcher.max_time", "it is required"),
     Bad(f"searcher: {{{ASHA}, max_length: often}}", 1, "searcher.max_length", "it is not a length"),
@@ -182,9 +182,9 @@ LENGTHS = [
         f"searcher: {{{ASHA}, max_length: {{records: 9}}}}",
         2,
         "searcher.max_length",
-        "must be there as a constant",
+        "must be a constant",
     ),
-    Bad("entrypoint: m:T", 2, "searcher.max_length", "must be told how long to train. Write max_length: {epochs: 10}."),
+    Bad("entrypoint: m:T", 2, "searcher.max_length", "needs a training length. Write max_length: {epochs: 10}."),
     Bad(
         f"entrypoint: m:T\nsearcher: {{{ASHA}, time_metric: tokens, max_time: 9}}",
         2,
@@ -199,7 +199,7 @@ LENGTHS = [
     ),
 ]
 HYPERPARAMETERS = [
-    Bad("hyperparameters: [1]", 1, "hyperparameters", "it is not a map of keys and values"),
+    Bad("hyperparameters: [1]", 1, "hyperparameters", "it is not a mapping"),
     Bad(
         "hyperparameters:\n  a: {type: itn, minval: 1}",
         2,
@@ -222,9 +222,7 @@ HYPERPARAMETERS = [
         "hyperparameters.a.minval",
         "it is required. Write minval: 8.",
     ),
-    Bad(
-        "hyperparameters: {a: {type: int, minval: 1.5, maxval: 9}}", 1, "hyperparameters.a.minval", "not a whole number"
-    ),
+    Bad("hyperparameters: {a: {type: int, minval: 1.5, maxval: 9}}", 1, "hyperparameters.a.minval", "not an integer"),
     Bad("hyperparameters: {a: {type: int, minval: 3, maxval: 3}}", 1, "hyperparameters.a.minval", "not below maxval=3"),
     Bad(
         "hyperparameters: {a: {type: int, minval: -9223372036854775807, maxval: 9223372036854775807}}",
@@ -254,9 +252,7 @@ HYPERPARAMETERS = [
         "hyperparameters: {a: {type: categorical, vals: []}}", 1, "hyperparameters.a.vals", "it is empty. Write vals: ["
     ),
     Bad("hyperparameters: {a: {type: categorical, vals: 3}}", 1, "hyperparameters.a.vals", "3: it is not a list"),
-    Bad(
-        "hyperparameters: {global_batch_size: 0}", 1, "hyperparameters.global_batch_size", "whole number of at least 1"
-    ),
+    Bad("hyperparameters: {global_batch_size: 0}", 1, "hyperparameters.global_batch_size", "integer of at least 1"),
     Bad(
         "hyperparameters: {global_batch_size: '8'}",
         1,
@@ -267,19 +263,19 @@ HYPERPARAMETERS = [
         "hyperparameters: {global_batch_size: {type: log, minval: 1, maxval: 2}}",
         1,
         "hyperparameters.global_batch_size",
-        "not a whole number",
+        "not an integer",
     ),
     Bad(
         "hyperparameters: {global_batch_size: {type: categorical, vals: [8, 0]}}",
         1,
         "hyperparameters.global_batch_size",
-        "not a whole number",
+        "not an integer",
     ),
     Bad(
         "hyperparameters: {global_batch_size: 3}\nresources: {slots_per_trial: 4}",
         1,
         "hyperparameters.global_batch_size",
-        "a batch of 3 leaves nothing for some of 4 slots",
+        "a batch of 3 records cannot be divided among 4 slots",
     ),
     Bad(
         "hyperparameters:\n  a: {type: double, minval: 0, maxval: 1}\nsearcher: {name: grid, metric: a}",
@@ -297,13 +293,13 @@ HYPERPARAMETERS = [
 ]
 SECTIONS = [
     Bad("entrypoint: ''", 1, "entrypoint", "Write entrypoint: model_def:MyTrial"),
-    Bad("entrypoint: []", 1, "entrypoint", "neither a text"),
-    Bad("entrypoint: [python3, 3]", 1, "entrypoint", '["python3", 3]: it is neither a text'),
-    Bad("entrypoint: {a: b}", 1, "entrypoint", "neither a text"),
+    Bad("entrypoint: []", 1, "entrypoint", "neither a string"),
+    Bad("entrypoint: [python3, 3]", 1, "entrypoint", '["python3", 3]: it is neither a string'),
+    Bad("entrypoint: {a: b}", 1, "entrypoint", "neither a string"),
     Bad("workspace: vision", None, "project", "workspace is given without it. Write both"),
     Bad("project: digits", None, "workspace", "project is given without it"),
     Bad("resources: {slots_per_trial: -1}", 1, "resources.slots_per_trial", "it is less than 1"),
-    Bad("resources: {slots_per_trial: false}", 1, "resources.slots_per_trial", "false: it is not a whole number"),
+    Bad("resources: {slots_per_trial: false}", 1, "resources.slots_per_trial", "false: it is not an integer"),
     Bad("resources: {slots_per_trial: 8, max_slots: 4}", 1, "resources.slots_per_trial", "never fits into max_slots=4"),
     Bad("resources: {priority: 100}", 1, "resources.priority", "it is more than 99. Write priority: 42."),
     Bad("reproducibility: {experiment_seed: 4294967296}", 1, "reproducibility.experiment_seed", "more than 4294967295"),
@@ -323,11 +319,11 @@ SECTIONS = [
     Bad("log_policies: [{action: cancel_retries}]", 1, "log_policies[0].pattern", "it is required"),
     Bad("log_policies: [{pattern: a, action: cancel}]", 1, "log_policies[0].action", "Did you mean cancel_retries?"),
     Bad("log_policies: [{action: cancel_retries}]", 1, "log_policies[0].pattern", "it is required"),
-    Bad("log_policies: [a]", 1, "log_policies[0]", '"a": it is not a map of keys and values'),
+    Bad("log_policies: [a]", 1, "log_policies[0]", '"a": it is not a mapping'),
     Bad("optimizations: {aggregation_frequency: 0}", 1, "optimizations.aggregation_frequency", "less than 1"),
     Bad("optimizations: {mixed_precision: O4}", 1, "optimizations.mixed_precision", "bf16, fp16, O0, O1, O2, O3"),
-    Bad("optimizations: {compile: fast}", 1, "optimizations.compile", "neither true nor false nor a map"),
-    Bad("optimizations: {cuda_graphs: 1}", 1, "optimizations.cuda_graphs", "neither true nor false nor a map"),
+    Bad("optimizations: {compile: fast}", 1, "optimizations.compile", "not true, false or a mapping"),
+    Bad("optimizations: {cuda_graphs: 1}", 1, "optimizations.cuda_graphs", "not true, false or a mapping"),
     Bad("optimizations: {tf32: high}", 1, "optimizations.tf32", "neither true nor false. Write tf32: true."),
     Bad("environment: {environment_variables: [A=1, B]}", 1, "environment.environment_variables[1]", "NAME=value"),
     Bad(
@@ -341,7 +337,7 @@ SECTIONS = [
     ),
 ]
 STORAGE = [
-    Bad("checkpoint_storage: /data", 1, "checkpoint_storage", '"/data": it is not a map of keys and values'),
+    Bad("checkpoint_storage: /data", 1, "checkpoint_storage", '"/data": it is not a mapping'),
     Bad(
         "checkpoint_storage: {type: ftp}",
         1,
@@ -366,7 +362,9 @@ STORAGE = [
         "checkpoint_storage: {type: directory, container_path: ./a}", 1, "checkpoint_storage.container_path", "absolute"
     ),
     Bad("checkpoint_storage: {type: s3}", 1, "checkpoint_storage.bucket", "required. Write bucket: my-bucket."),
-    Bad("checkpoint_storage: {type: s3, bucket: b, prefix: a/../b}", 1, "checkpoint_storage.prefix", "leads out"),
+    Bad(
+        "checkpoint_storage: {type: s3, bucket: b, prefix: a/../b}", 1, "checkpoint_storage.prefix", "leaves the bucket"
+    ),
     Bad("checkpoint_storage: {type: s3, bucket: b, access_key: k}", 1, "checkpoint_storage.secret_key", "go together"),
     Bad(
         "checkpoint_storage: {type: s3, bucket: b, endpoint_url: minio}",
@@ -395,8 +393,8 @@ TREES = [
     Bad(f"data: {{x: {'9' * 5000}}}", 1, "data.x", "it cannot be read as int"),
     Bad("data: {x: !!int ''}", 1, "data.x", "it cannot be read as int"),
     Bad("data: {x: !!bool perhaps}", 1, "data.x", "it cannot be read as bool"),
-    Bad("data: {x: !!python/name:os.system ''}", 1, "data.x", "python/name:os.system is not known here"),
-    Bad("data: {x: !secret a}", 1, "data.x", "the tag !secret is not known here. Write the value without a tag."),
+    Bad("data: {x: !!python/name:os.system ''}", 1, "data.x", "python/name:os.system is not known"),
+    Bad("data: {x: !secret a}", 1, "data.x", "the tag !secret is not known. Write the value without a tag."),
     Bad("data: {x: !!binary aGk=}", 1, "data.x", "binary is not known"),
     Bad("data: !!set {a, b}", 1, "data", "set is not known"),
     Bad('data: {x: "\\ud83d"}', 1, "data.x", "half a Unicode character"),
@@ -420,7 +418,7 @@ WHOLE = [
     Bad("searcher: a: b", 1, "", 'mapping values are not allowed here, at column 12 of "searcher: a: b"'),
     Bad("searcher: *a", 1, "", "undefined alias 'a'"),
     Bad("searcher: {a: b}\n---\nname: a", 2, "", "it is not YAML: expected a single document"),
-    Bad("- searcher:", 1, "", "an experiment config is a map of keys and values. Write at least searcher: {name"),
+    Bad("- searcher:", 1, "", "an experiment config is a mapping of keys and values. Write at least searcher: {name"),
     Bad("# searcher: all is comment", None, "", "it is empty"),
     Bad("name: a\nsearcher: \x07", 2, "", "it has the character U+0007"),
     Bad(f"searcher: {'[' * 90_000}", 1, "", "brackets within more than 50 brackets, at column"),

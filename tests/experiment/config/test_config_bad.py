@@ -111,7 +111,7 @@ def test_path_that_is_no_file_is_refused(path: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("value", "path", "words"),
     [
-        ({1: 2}, "", "a key that is not a text: 1"),
+        ({1: 2}, "", "a key that is not a string: 1"),
         ({"data": {"x": {3}}}, "data.x", "it is a set"),
         ({"data": {"x": float("inf")}}, "data.x", "not a finite number"),
         ({"data": {"x": 10**5000}}, "data.x", "a number of about"),

@@ -94,7 +94,9 @@ def test_action_of_a_log_policy_may_be_a_map() -> None:
 
 
 def test_log_policy_with_a_name_only_is_said_to_have_no_effect() -> None:
-    assert config(log_policies=[{"name": "CUDA OOM"}]).notes == ("Without effect here: log_policies[0].name.",)
+    assert config(log_policies=[{"name": "CUDA OOM"}]).notes == (
+        "These keys have no effect here: log_policies[0].name.",
+    )
 
 
 def test_variables_for_gpus_are_those_for_cuda() -> None:
@@ -114,7 +116,7 @@ def test_keys_without_effect_are_listed_in_one_note() -> None:
     slurm: {}
     """
     assert parse(text).notes == (
-        "Without effect here: resources.weight, resources.shm_size, checkpoint_storage.propagation, "
+        "These keys have no effect here: resources.weight, resources.shm_size, checkpoint_storage.propagation, "
         "optimizations.tensor_fusion_threshold, environment.image, environment.pod_spec, log_policies[1].action, "
         "bind_mounts, slurm.",
     )

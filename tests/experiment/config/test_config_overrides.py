@@ -63,11 +63,11 @@ def test_rest_stays() -> None:
         ("=3", "", '"=3": an override is of the form key=value'),
         ("a..b=3", "", "an override is of the form key=value"),
         ("name=[", "name", "it is not YAML"),
-        ("name.first=a", "name.first", "there is no map to put it into. Override the value around it."),
-        ("searcher.max_trials=many", "searcher.max_trials", '"many": it is not a whole number'),
+        ("name.first=a", "name.first", "there is no mapping to put it into. Override the value around it."),
+        ("searcher.max_trials=many", "searcher.max_trials", '"many": it is not an integer'),
         ("searcher.max_trails=3", "searcher.max_trails", "Did you mean max_trials?"),
         ("data.x=.nan", "data.x", "not a finite number"),
-        ("data={a: 1, a: 2}", "data.a", "the key is there twice"),
+        ("data={a: 1, a: 2}", "data.a", "the key is given twice"),
     ],
 )
 def test_bad_override_is_named_without_a_line(override: str, path: str, words: str) -> None:

@@ -199,7 +199,7 @@ def test_preview_tells_what_is_open(write: Write) -> None:
     [
         ("probe_nothing:Method", "", "there is no module 'probe_nothing'"),
         ("probe_search:Methods", COUNTING, "there is no 'Methods'; search methods there: Method"),
-        ("probe_search:Method", "Method = 5\n", "5 is no search method"),
+        ("probe_search:Method", "Method = 5\n", "5 is not a search method"),
         ("probe_search:Method", "class Method: pass\n", "inherits from SearchMethod"),
         ("probe_search:Method", "class Method(SearchMethod): pass\n", "Method lacks suggest"),
         ("probe_search:Method", "1 / 0\n", "ZeroDivisionError: division by zero"),
@@ -234,7 +234,7 @@ def test_suggestion_that_cannot_be_used_is_refused(returned: str, message: str, 
         ("object", "which is not JSON"),
         ('float("nan")', "which is not JSON"),
         ("(1, 2)", r"lists, not tuples"),
-        ("{1: 2}", "texts as keys"),
+        ("{1: 2}", "strings as keys"),
     ],
 )
 def test_state_that_json_would_change_is_refused(returned: str, message: str, write: Write) -> None:

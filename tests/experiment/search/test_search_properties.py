@@ -33,7 +33,6 @@ from determined.experiment.search import (
     Event,
     Exited,
     ExitReason,
-    Operation,
     Search,
     Shutdown,
     Stop,
@@ -240,13 +239,6 @@ def test_event_goes_through_json(event: Event) -> None:
     assert Event.from_json(through_json(event.to_json())) == event
 
 
-@pytest.mark.parametrize(
-    "operation", [Create("id", {"a": {"b": [1, None]}}, 5), Stop("id"), Shutdown(), Shutdown(True, False)], ids=str
-)
-def test_operation_goes_through_json(operation: Operation) -> None:
-    assert Operation.from_json(through_json(operation.to_json())) == operation
-
-
 def random_searcher(**changes: Any) -> RandomSearcher:
     return RandomSearcher(**{"metric": "loss", "max_trials": 4, "max_concurrent_trials": 2, **changes})
 
@@ -278,7 +270,7 @@ def test_search_begins_once() -> None:
 
 def test_state_of_another_searcher_is_refused() -> None:
     search, _ = begin(SingleSearcher(metric="loss"))
-    with pytest.raises(errors.InternalException, match="'single' cannot go on as 'random'"):
+    with pytest.raises(errors.InternalException, match="'single' cannot continue as 'random'"):
         Search.restore(random_searcher(), SPACE, 7, search.state())
 
 

@@ -4,30 +4,22 @@
 all that is wrong. `python -m determined.experiment.config` writes the reference of all keys.
 """
 
+from typing import TYPE_CHECKING
+
 from determined._secrets import mask
 from determined.experiment.config._experiment import ExperimentConfig
-from determined.experiment.config._hyperparameters import (
-    Categorical,
-    Const,
-    Double,
-    Hyperparameter,
-    Int,
-    Log,
-    Space,
-)
-from determined.experiment.config._length import Length
+from determined.experiment.config._hyperparameters import Categorical, Const, Double, Hyperparameter, Int, Log, Space
 from determined.experiment.config._load import from_map, load, parse, read
-from determined.experiment.config._searcher import (
-    AdaptiveAshaSearcher,
-    AsyncHalvingSearcher,
-    CustomSearcher,
-    GpSearcher,
-    GridSearcher,
-    RandomSearcher,
-    Searcher,
-    SingleSearcher,
-    TpeSearcher,
-)
+from determined.experiment.config._searcher import Searcher, searchers
+from determined.experiment.config._section import Length
+
+if TYPE_CHECKING:
+    from determined.experiment.search.methods.asha import AdaptiveAshaSearcher, AsyncHalvingSearcher
+    from determined.experiment.search.methods.bayesian import GpSearcher, TpeSearcher
+    from determined.experiment.search.methods.custom import CustomSearcher
+    from determined.experiment.search.methods.grid import GridSearcher
+    from determined.experiment.search.methods.random import RandomSearcher
+    from determined.experiment.search.methods.single import SingleSearcher
 
 __all__ = [
     "AdaptiveAshaSearcher",
@@ -54,3 +46,11 @@ __all__ = [
     "parse",
     "read",
 ]
+
+
+def __getattr__(name: str) -> type[Searcher]:
+    # Searchers are defined with their search methods, which import this package.
+    found = next((kind for kind in searchers().values() if kind.__name__ == name), None)
+    if found is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return found

@@ -1,4 +1,4 @@
-"""Forms that older configs are written in, put into those of today."""
+"""Translates the forms of older configs into those of today."""
 
 from __future__ import annotations
 
@@ -6,40 +6,39 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from determined.experiment.config._findings import ConfigIssue
-from determined.experiment.config._length import UNITS
+from determined.experiment.config._searcher import searchers
+from determined.experiment.config._section import UNITS, ConfigIssue
 from determined.experiment.config._text import in_yaml
 
 Tree = dict[str, Any]
-_RUNG_BASED = ("async_halving", "adaptive_asha")
 
 
 def translate(tree: Tree) -> tuple[Tree, list[str], list[ConfigIssue]]:
-    """Return a config in today's forms, what people should know about it, and what could not be translated.
+    """Return a config in today's forms, notes for the user, and what could not be translated.
 
-    A config of today's forms, or one that is wrong in other ways, is returned as it is.
+    A config in today's forms, or one with other errors, is returned unchanged.
     """
     notes: list[str] = []
-    findings: list[ConfigIssue] = []
+    issues: list[ConfigIssue] = []
     tree = copy.deepcopy(tree)
     for form in _FORMS:
-        for said in form(tree):
-            findings.append(said) if isinstance(said, ConfigIssue) else notes.append(said)
-    return tree, notes, findings
+        for message in form(tree):
+            issues.append(message) if isinstance(message, ConfigIssue) else notes.append(message)
+    return tree, notes, issues
 
 
 def _max_length(tree: Tree) -> Iterator[str | ConfigIssue]:
-    """Add the `time_metric` and `max_time` that `max_length` of a rung-based search means.
+    """Add the `time_metric` and `max_time` that `max_length` of a search with rungs means.
 
     `max_length` stays, for programs that read it.
     """
     searcher = tree.get("searcher")
-    if not isinstance(searcher, dict) or searcher.get("name") not in _RUNG_BASED:
+    if not isinstance(searcher, dict) or not _has_rungs(searcher.get("name")):
         return
     old = searcher.get("max_length")
     if old is None or searcher.get("time_metric") is not None or searcher.get("max_time") is not None:
         return
-    # Whatever is wrong with the old form is all that there is to say.
+    # If the old form is invalid, only that is reported.
     searcher |= {"time_metric": "batches", "max_time": 1}
     if (length := _length(old)) is None:
         return
@@ -55,8 +54,13 @@ def _max_length(tree: Tree) -> Iterator[str | ConfigIssue]:
     )
 
 
+def _has_rungs(name: Any) -> bool:
+    kind = searchers().get(name) if isinstance(name, str) else None
+    return kind is not None and "max_time" in kind.model_fields
+
+
 _RECORDS = (
-    "records are counted in batches of hyperparameters.global_batch_size, which must be there as a constant",
+    "records are counted in batches of hyperparameters.global_batch_size, which must be a constant",
     "Write global_batch_size: 64 in hyperparameters, or time_metric: epochs and max_time: 27 instead of max_length.",
 )
 

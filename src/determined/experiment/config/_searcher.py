@@ -1,89 +1,92 @@
-"""The section `searcher`: which hyperparameters are tried, and which trials go on."""
+"""The section `searcher`: what all searchers have in common, and the registry of those there are.
+
+Each searcher is defined next to its search method, in `determined.experiment.search.methods`.
+"""
 
 from __future__ import annotations
 
+import abc
+import functools
+import importlib
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, Union
 
-from pydantic import Discriminator, Field, Tag
+import pydantic
+from pydantic import Discriminator, Tag
+from pydantic_core import CoreSchema, core_schema
 
-from determined.experiment.config._length import Length
-from determined.experiment.config._section import (
-    LARGEST,
-    Natural,
-    Positive,
-    RuleViolation,
-    Section,
-    Text,
-    inert,
-    is_finite_power,
-    tagged,
-)
+from determined.experiment.config._hyperparameters import Space
+from determined.experiment.config._section import Length, Natural, Positive, RuleViolation, Section, Text, key, tagged
 
-_MaxTrials = Annotated[Positive, Field(description="How many trials to run in all.", examples=[100])]
-_MaxConcurrentTrials = Annotated[
-    Natural,
-    Field(description="How many trials may be under way at once; 0 = any number.", examples=[8]),
-]
-_TimeMetric = Annotated[
-    Text,
-    Field(
-        description="The validation metric that tells how far a trial is. A trial class reports `batches` and `epochs` "
-        "by itself.",
-        examples=["epochs"],
-    ),
-]
-_MaxTime = Annotated[
-    Positive, Field(description="How long a trial trains that is never stopped, by `time_metric`.", examples=[27])
-]
-_Divisor = Annotated[
-    float,
-    Field(gt=1, le=LARGEST, description="One in so many trials goes on from each rung to the next.", examples=[3]),
-]
-_Rungs = Annotated[int, Field(ge=1, le=100)]
-_StopOnce = Annotated[Any, inert("Whether a trial that was stopped stays so; here it always does.", True)]
-_StartupTrials = Annotated[
-    Natural, Field(description="How many trials are drawn at random before the model chooses.", examples=[20])
-]
+if TYPE_CHECKING:
+    from determined.experiment.search import SearchMethod, Setup
+
+MaxTrials = Annotated[Positive, key("Number of trials in all.", 100)]
+MaxConcurrentTrials = Annotated[Natural, key("Maximum number of trials that run at once; 0 = no limit.", 8)]
 
 
-class _Searcher(Section):
-    """What all searchers have in common."""
+def _registered_searcher(value: Any, info: pydantic.ValidationInfo) -> Searcher:
+    return _union().validate_python(value, context=info.context)
+
+
+class Searcher(Section, abc.ABC):
+    """What all searchers have in common.
+
+    A subclass with the decorator `register` adds a searcher: its keys, its rules, and the search method in `build`.
+    As the type of a field, this class stands for all registered searchers.
+    """
+
+    stops_early: ClassVar[bool] = False
+    """Whether the method compares trials after validations and stops some of them."""
 
     name: str
-    metric: Annotated[
-        Text, Field(description="The validation metric by which trials are compared.", examples=["validation_loss"])
-    ]
-    smaller_is_better: Annotated[
-        bool, Field(description="Whether a smaller value of the metric is a better one.", examples=[False])
-    ] = True
+    metric: Annotated[Text, key("Validation metric that ranks trials.", "validation_loss")]
+    smaller_is_better: Annotated[bool, key("Whether a smaller value of the metric is better.", False)] = True
     max_length: Annotated[
         Length | None,
-        Field(
-            description="How long a trial trains when `fit` is given no length; a `module:Class` entrypoint needs it. "
-            "Rung-based searches take their length from `max_time`; there, `max_length` without `max_time` is an old "
-            "form of `time_metric` and `max_time`.",
-            examples=[{"epochs": 10}],
+        key(
+            "How long a trial trains if `fit` gets no length; required for a `module:Class` entrypoint. "
+            "Searches with rungs use `max_time`; there, `max_length` without `max_time` is an old form of "
+            "`time_metric` and `max_time`.",
+            {"epochs": 10},
         ),
     ] = None
     source_trial_id: Annotated[
-        Positive | None,
-        Field(description="Start every trial from the latest checkpoint of this trial.", examples=[17]),
+        Positive | None, key("Start every trial from the latest checkpoint of this trial.", 17)
     ] = None
     source_checkpoint_uuid: Annotated[
         Text | None,
-        Field(
-            description="Start every trial from this checkpoint. At most one of this and `source_trial_id`.",
-            examples=["2f5b0ae1-7c1e-4a3c-9d0f-3c4f6f0a1b2c"],
+        key(
+            "Start every trial from this checkpoint. Excludes `source_trial_id`.",
+            "2f5b0ae1-7c1e-4a3c-9d0f-3c4f6f0a1b2c",
         ),
     ] = None
 
-    def breaches(self) -> Iterator[RuleViolation]:
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: pydantic.GetCoreSchemaHandler) -> CoreSchema:
+        if Section not in cls.__bases__:  # a subclass; the name of this class is not defined yet
+            return handler(source)
+        return core_schema.with_info_plain_validator_function(_registered_searcher)
+
+    @abc.abstractmethod
+    def build(self, setup: Setup) -> SearchMethod:
+        """Return the search method of a search that has not begun."""
+
+    @property
+    def trial_length(self) -> tuple[str, int] | None:
+        """The unit and the length of a trial that is never stopped; None if the program decides."""
+        return None if self.max_length is None else (self.max_length.unit, self.max_length.count)
+
+    def space_violations(self, space: Space) -> Iterator[RuleViolation]:
+        """Yield what this search cannot do with the hyperparameters; the paths begin in that section."""
+        yield from ()
+
+    def violations(self) -> Iterator[RuleViolation]:
         """Yield that there are two starting points, or no length."""
         if self.source_trial_id is not None and self.source_checkpoint_uuid is not None:
             yield RuleViolation(
                 ("source_checkpoint_uuid",),
-                "a warm start has one source, but source_trial_id is there too",
+                "a warm start has one source, but source_trial_id is given too",
                 "Remove one of the two.",
             )
         if self.max_length is not None and self.max_length.count == 0:
@@ -92,151 +95,31 @@ class _Searcher(Section):
             )
 
 
-class SingleSearcher(_Searcher):
-    """One trial. Ranges among the hyperparameters are drawn from once."""
-
-    name: Annotated[Literal["single"], Field(description="`single`", examples=["single"])] = "single"
+S = TypeVar("S", bound=Searcher)
+_REGISTERED: dict[str, type[Searcher]] = {}
 
 
-class RandomSearcher(_Searcher):
-    """`max_trials` trials, each with hyperparameters drawn at random."""
-
-    name: Annotated[Literal["random"], Field(description="`random`", examples=["random"])] = "random"
-    max_trials: _MaxTrials
-    max_concurrent_trials: _MaxConcurrentTrials = 16
-
-
-class GridSearcher(_Searcher):
-    """One trial for every combination of values. Each int, double and log needs a `count`."""
-
-    name: Annotated[Literal["grid"], Field(description="`grid`", examples=["grid"])] = "grid"
-    max_concurrent_trials: _MaxConcurrentTrials = 16
+def register(searcher: type[S]) -> type[S]:
+    """Add a searcher to those that a config can name; a class decorator."""
+    _REGISTERED[str(searcher.model_fields["name"].default)] = searcher
+    _union.cache_clear()
+    return searcher
 
 
-class AsyncHalvingSearcher(_Searcher):
-    """Random trials of which only the best go on from rung to rung (ASHA); the others are stopped early."""
-
-    name: Annotated[Literal["async_halving"], Field(description="`async_halving`", examples=["async_halving"])] = (
-        "async_halving"
-    )
-    num_rungs: Annotated[_Rungs, Field(description="How many rungs there are, the last at `max_time`.", examples=[4])]
-    max_trials: _MaxTrials
-    time_metric: _TimeMetric
-    max_time: _MaxTime
-    divisor: _Divisor = 4.0
-    max_concurrent_trials: _MaxConcurrentTrials = 16
-    stop_once: _StopOnce = None
-
-    def breaches(self) -> Iterator[RuleViolation]:
-        """Yield that the lowest rung is out of reach of numbers."""
-        yield from super().breaches()
-        if not is_finite_power(self.divisor, self.num_rungs - 1):
-            yield RuleViolation(("num_rungs",), f"divisor={self.divisor} allows fewer rungs", "Write num_rungs: 4.")
+def searchers() -> dict[str, type[Searcher]]:
+    """Return all searchers by name, in alphabetical order."""
+    # The search methods import this package, so they are imported late; each registers its searcher.
+    importlib.import_module("determined.experiment.search.methods")
+    return dict(sorted(_REGISTERED.items()))
 
 
-class AdaptiveAshaSearcher(_Searcher):
-    """Several ASHA brackets of different numbers of rungs, as it is not known how early a trial shows its worth."""
-
-    name: Annotated[Literal["adaptive_asha"], Field(description="`adaptive_asha`", examples=["adaptive_asha"])] = (
-        "adaptive_asha"
-    )
-    max_trials: _MaxTrials
-    time_metric: _TimeMetric
-    max_time: _MaxTime
-    mode: Annotated[
-        Literal["standard", "conservative", "aggressive"],
-        Field(
-            description="How early trials are stopped: `aggressive` has one bracket, which stops the earliest; "
-            "`conservative` has brackets of every number of rungs.",
-            examples=["aggressive"],
-        ),
-    ] = "standard"
-    divisor: _Divisor = 4.0
-    max_rungs: Annotated[_Rungs, Field(description="The most rungs that a bracket may have.", examples=[4])] = 5
-    max_concurrent_trials: _MaxConcurrentTrials = 16
-    stop_once: _StopOnce = None
-    bracket_rungs: Annotated[
-        list[_Rungs],
-        Field(description="The number of rungs of each bracket, instead of what `mode` gives.", examples=[[4, 3]]),
-    ] = []
-
-    def breaches(self) -> Iterator[RuleViolation]:
-        """Yield the brackets whose lowest rung is out of reach of numbers."""
-        yield from super().breaches()
-        for index, rungs in enumerate(self.bracket_rungs):
-            if not is_finite_power(self.divisor, rungs - 1):
-                yield RuleViolation(
-                    ("bracket_rungs", index),
-                    f"divisor={self.divisor} allows fewer rungs",
-                    "Write bracket_rungs: [4, 3].",
-                )
-
-
-class _ModelSearcher(_Searcher):
-    """What searchers have in common that learn where good hyperparameters lie."""
-
-    max_trials: _MaxTrials
-    max_concurrent_trials: _MaxConcurrentTrials = 16
-    n_startup_trials: _StartupTrials = 10
-
-
-class TpeSearcher(_ModelSearcher):
-    """Trials where earlier ones did well, by a tree-structured Parzen estimator (Optuna)."""
-
-    name: Annotated[Literal["tpe"], Field(description="`tpe`", examples=["tpe"])] = "tpe"
-
-
-class GpSearcher(_ModelSearcher):
-    """Trials where earlier ones did well, by a Gaussian process (Optuna); for few, costly trials."""
-
-    name: Annotated[Literal["gp"], Field(description="`gp`", examples=["gp"])] = "gp"
-
-
-class CustomSearcher(_Searcher):
-    """A search method of your own, in Python."""
-
-    name: Annotated[Literal["custom"], Field(description="`custom`", examples=["custom"])] = "custom"
-    method: Annotated[
-        str,
-        Field(
-            pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*$",
-            description="Where the class is: `module:Class`.",
-            examples=["my_search:Method"],
-        ),
-    ]
-    max_concurrent_trials: _MaxConcurrentTrials = 16
-    options: Annotated[
-        dict[str, Any], Field(description="Given to the method, as they are.", examples=[{"patience": 3}])
-    ] = {}
-
-
-SEARCHERS = (
-    SingleSearcher,
-    RandomSearcher,
-    GridSearcher,
-    AsyncHalvingSearcher,
-    AdaptiveAshaSearcher,
-    TpeSearcher,
-    GpSearcher,
-    CustomSearcher,
-)
+@functools.cache
+def _union() -> pydantic.TypeAdapter[Searcher]:
+    kinds = tuple(Annotated[kind, Tag(tagged(name))] for name, kind in searchers().items())
+    any_kind: Any = Union[kinds]  # noqa: UP007  # of a tuple
+    return pydantic.TypeAdapter(Annotated[any_kind, Discriminator(_kind)])
 
 
 def _kind(value: Any) -> str | None:
-    if isinstance(value, SEARCHERS):
-        return tagged(value.name)
-    name = value.get("name") if isinstance(value, Mapping) else None
+    name = value.get("name") if isinstance(value, Mapping) else getattr(value, "name", None)
     return tagged(name) if isinstance(name, str) else None
-
-
-Searcher = Annotated[
-    Annotated[SingleSearcher, Tag(tagged("single"))]
-    | Annotated[RandomSearcher, Tag(tagged("random"))]
-    | Annotated[GridSearcher, Tag(tagged("grid"))]
-    | Annotated[AsyncHalvingSearcher, Tag(tagged("async_halving"))]
-    | Annotated[AdaptiveAshaSearcher, Tag(tagged("adaptive_asha"))]
-    | Annotated[TpeSearcher, Tag(tagged("tpe"))]
-    | Annotated[GpSearcher, Tag(tagged("gp"))]
-    | Annotated[CustomSearcher, Tag(tagged("custom"))],
-    Discriminator(_kind),
-]

@@ -1,20 +1,20 @@
-"""What all sections of an experiment config have in common."""
+"""What all sections of an experiment config have in common, and lengths, which are in several of them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import pydantic
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 Key = str | int
 Path = tuple[Key, ...]
 
-# Larger numbers are slips of the keyboard; these fit every database and library below.
+# Larger numbers are typing mistakes; these fit every database and library below.
 LARGEST = 2**31 - 1
 
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
@@ -22,31 +22,47 @@ Natural = Annotated[int, Field(ge=0, le=LARGEST)]
 Text = Annotated[str, Field(min_length=1)]
 
 
+NOTHING = object()
+"""The value of an issue that is about no value."""
+SECRET = object()
+"""The value of an issue about a value that must not be shown."""
+
+
+class ConfigIssue(NamedTuple):
+    """A rule that a config breaks, the path and the value of the key, and what to write instead."""
+
+    path: Path
+    rule: str
+    remedy: str
+    value: Any = NOTHING
+    needs: frozenset[str] = frozenset()
+
+
 class RuleViolation(NamedTuple):
-    """A rule over several keys that does not hold: where, below the section that says so, and what to do."""
+    """A rule over several keys of a section that does not hold: the path below the section, and what to write."""
 
     at: Path
     rule: str
     remedy: str
-    needs: frozenset[str] = frozenset()  # top-level keys without which it means nothing
+    needs: frozenset[str] = frozenset()  # top-level keys that must be valid for this to mean anything
 
 
 class Section(pydantic.BaseModel):
-    """A map of known keys; null stands for the default of a key."""
+    """A mapping of known keys; null stands for the default of a key."""
 
     model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
-    def breaches(self) -> Iterator[RuleViolation]:
+    def violations(self) -> Iterator[RuleViolation]:
         """Yield the rules over several keys of this section that do not hold."""
         yield from ()
 
-    def inert_keys(self) -> Iterator[Path]:
-        """Yield the keys that were given and have no effect here."""
+    def ignored_keys(self) -> Iterator[Path]:
+        """Yield the keys that were given and are ignored here."""
         for name, field in type(self).model_fields.items():
-            if is_marked(field, "inert") and getattr(self, name) not in (None, False):
+            if is_marked(field, "ignored") and getattr(self, name) not in (None, False):
                 yield (name,)
             for path, inner in sections_in(getattr(self, name), (name,)):
-                yield from ((*path, *key) for key in inner.inert_keys())
+                yield from ((*path, *key) for key in inner.ignored_keys())
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -57,13 +73,13 @@ class Section(pydantic.BaseModel):
 
     @pydantic.model_validator(mode="after")
     def _hold_rules(self) -> Self:
-        if breaches := list(self.breaches()):
-            raise broken(breaches)
+        if violations := list(self.violations()):
+            raise rule_error(violations)
         return self
 
 
 def sections_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Section]]:
-    """Yield the sections that the value of a key is, or lists."""
+    """Yield the section that a value is, or the sections in a list."""
     if isinstance(value, Section):
         yield path, value
     elif isinstance(value, list):
@@ -71,35 +87,102 @@ def sections_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Section]]:
             yield from sections_in(item, (*path, index))
 
 
-def inert(description: str, example: Any) -> Any:
-    """Return the description of a key that is accepted so that old configs work, and has no effect here."""
-    return Field(description=description, examples=[example], json_schema_extra={"inert": True})
+def key(description: str, example: Any, **rules: Any) -> Any:
+    """Return the description of a key, with an example and the rules of pydantic for its value."""
+    return Field(description=description, examples=[example], **rules)
+
+
+def ignored(description: str, example: Any) -> Any:
+    """Return the description of a key that is accepted so that old configs work, and ignored."""
+    return key(description, example, json_schema_extra={"ignored": True})
 
 
 def secret(description: str, example: Any) -> Any:
-    """Return the description of a key whose value is masked wherever it is shown."""
-    return Field(description=description, examples=[example], json_schema_extra={"secret": True})
+    """Return the description of a key whose value is masked in all output."""
+    return key(description, example, json_schema_extra={"secret": True})
 
 
 def is_marked(field: FieldInfo, mark: str) -> bool:
-    """Return whether a key was described by `inert` or `secret`."""
+    """Return whether a key was described by `ignored` or `secret`."""
     return isinstance(field.json_schema_extra, dict) and mark in field.json_schema_extra
 
 
-def broken(breaches: list[RuleViolation]) -> PydanticCustomError:
-    """Return the error that carries breaches through pydantic."""
-    said = "; ".join(f"{breach.rule} {breach.remedy}" for breach in breaches)
-    return PydanticCustomError("breaches", "{said}", {"said": said, "breaches": breaches})
+def rule_error(violations: list[RuleViolation]) -> PydanticCustomError:
+    """Return the error that carries violations through pydantic."""
+    message = "; ".join(f"{violation.rule} {violation.remedy}" for violation in violations)
+    return PydanticCustomError("violations", "{message}", {"message": message, "violations": violations})
 
 
 def tagged(name: str) -> str:
-    """Return the mark by which pydantic tells the kinds of a union; no key of a config can be equal to it."""
+    """Return the tag of a kind in a union of pydantic; no key of a config can equal it."""
     return f"\0{name}"
 
 
 def is_finite_power(base: float, exponent: float) -> bool:
-    """Return whether base**exponent is a number that a computer can hold."""
+    """Return whether base**exponent fits a float."""
     try:
         return math.isfinite(base**exponent)
     except OverflowError:
         return False
+
+
+Unit = Literal["batches", "records", "epochs"]
+UNITS: tuple[Unit, ...] = ("batches", "records", "epochs")
+
+_EXAMPLES = "{batches: 1000}, {epochs: 3} or {records: 60000}"
+_Number = Annotated[int | None, Field(ge=0, le=LARGEST)]
+
+
+class Length(Section):
+    """A length holds exactly one of `batches`, `records` and `epochs`; a bare number counts batches.
+
+    `records` become max(records // global_batch_size, 1) batches.
+    """
+
+    batches: Annotated[_Number, key("Training batches.", 1000)] = None
+    records: Annotated[_Number, key("Training records, over all slots.", 60000)] = None
+    epochs: Annotated[_Number, key("Passes over the training data.", 3)] = None
+
+    _is_bare: bool = PrivateAttr(default=False)  # programs read the length in the form that the user wrote
+
+    @property
+    def unit(self) -> Unit:
+        """What is counted."""
+        return next(unit for unit in UNITS if getattr(self, unit) is not None)
+
+    @property
+    def count(self) -> int:
+        """How many of the unit."""
+        number: int = getattr(self, self.unit)
+        return number
+
+    def violations(self) -> Iterator[RuleViolation]:
+        """Yield that there is not exactly one unit."""
+        given = [unit for unit in UNITS if getattr(self, unit) is not None]
+        if len(given) != 1:
+            held = " and ".join(given) or "none of them"
+            yield RuleViolation(
+                (), f"a length holds exactly one of {', '.join(UNITS)}, not {held}", f"Write {_EXAMPLES}."
+            )
+
+    @pydantic.model_validator(mode="wrap")
+    @classmethod
+    def _number_counts_batches(cls, value: Any, handler: pydantic.ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(value, int) and not isinstance(value, bool):
+            length = handler({"batches": value})
+            length._is_bare = True
+            return length
+        if not isinstance(value, Mapping | Length):
+            raise rule_error([RuleViolation((), "it is not a length", f"Write {_EXAMPLES}.")])
+        return handler(value)
+
+    @pydantic.model_serializer
+    def _as_written(self) -> dict[str, int] | int:
+        return self.count if self._is_bare else {self.unit: self.count}
+
+    def __eq__(self, other: object) -> bool:
+        # A bare number means the same as that number of batches.
+        return isinstance(other, Length) and (self.unit, self.count) == (other.unit, other.count)
+
+    def __hash__(self) -> int:
+        return hash((self.unit, self.count))

@@ -11,31 +11,36 @@ import pydantic
 from pydantic import Field, PlainValidator
 
 from determined._secrets import MASK
-from determined.experiment.config._section import Natural, Path, Positive, RuleViolation, Section, Text, broken, inert
+from determined.experiment.config._section import (
+    Natural,
+    Path,
+    Positive,
+    RuleViolation,
+    Section,
+    Text,
+    ignored,
+    key,
+    rule_error,
+)
 
 _VARIABLE = re.compile(r"[^\W\d]\w*=.*", re.DOTALL | re.ASCII)
 
 
 class Resources(Section):
-    """What of the machine an experiment may use. A slot is a GPU, or a part of the CPU where there is none."""
+    """The part of the machine that an experiment may use. A slot is a GPU, or a part of the CPU without GPUs."""
 
-    slots_per_trial: Annotated[
-        Positive, Field(description="How many slots a trial trains on, each with a process of its own.", examples=[2])
-    ] = 1
+    slots_per_trial: Annotated[Positive, key("Number of slots of a trial; one process trains on each.", 2)] = 1
     max_slots: Annotated[
-        Positive | None, Field(description="The most slots that the experiment takes at once.", examples=[4])
+        Positive | None, key("Maximum number of slots of the experiment at once; null = no limit.", 4)
     ] = None
-    priority: Annotated[
-        int | None,
-        Field(ge=1, le=99, description="Which experiments get slots first; 1 comes before 99.", examples=[42]),
-    ] = None
-    weight: Annotated[Any, inert("Share of a cluster's slots.", 1)] = None
-    resource_pool: Annotated[Any, inert("Which machines of a cluster.", "a100")] = None
-    shm_size: Annotated[Any, inert("Shared memory of a container.", "4 GiB")] = None
-    is_single_node: Annotated[Any, inert("Whether a trial stays on one machine of a cluster.", True)] = None
-    devices: Annotated[Any, inert("Devices of a container.", [])] = None
+    priority: Annotated[int | None, key("Experiments with a smaller number get slots first.", 42, ge=1, le=99)] = None
+    weight: Annotated[Any, ignored("Share of the slots of a cluster.", 1)] = None
+    resource_pool: Annotated[Any, ignored("Machines of a cluster.", "a100")] = None
+    shm_size: Annotated[Any, ignored("Shared memory of a container.", "4 GiB")] = None
+    is_single_node: Annotated[Any, ignored("Whether a trial stays on one machine of a cluster.", True)] = None
+    devices: Annotated[Any, ignored("Devices of a container.", [])] = None
 
-    def breaches(self) -> Iterator[RuleViolation]:
+    def violations(self) -> Iterator[RuleViolation]:
         """Yield that no trial can ever start."""
         if self.max_slots is not None and self.slots_per_trial > self.max_slots:
             yield RuleViolation(
@@ -46,33 +51,31 @@ class Resources(Section):
 
 
 class Reproducibility(Section):
-    """Where random numbers come from."""
+    """The source of random numbers."""
 
     experiment_seed: Annotated[
         int,
-        Field(
+        key(
+            "Seed of the search, from which the seeds of the trials are drawn.",
+            42,
             ge=0,
             le=2**32 - 1,
-            description="Rules which hyperparameters are drawn, and the seeds of the trials.",
-            examples=[42],
             json_schema_extra={"default": "the time in seconds"},
         ),
     ] = Field(default_factory=lambda: int(time.time()) % 2**32)
 
 
 class Profiling(Section):
-    """System metrics and times of the training loop's stages. Acts on `module:Class` entrypoints."""
+    """System metrics and timings of the training loop. Applies to `module:Class` entrypoints."""
 
-    enabled: Annotated[bool, Field(description="Whether they are collected.", examples=[True])] = False
-    begin_on_batch: Annotated[
-        Natural, Field(description="The first batch of which they are collected.", examples=[100])
-    ] = 0
-    end_after_batch: Annotated[
-        Natural | None, Field(description="The last such batch; null = the last of all.", examples=[200])
-    ] = None
-    sync_timings: Annotated[bool, Field(description="Whether each timing waits for the GPU.", examples=[False])] = True
+    enabled: Annotated[bool, key("Whether to collect them.", True)] = False
+    begin_on_batch: Annotated[Natural, key("First batch to profile.", 100)] = 0
+    end_after_batch: Annotated[Natural | None, key("Last batch to profile; null = the last of the training.", 200)] = (
+        None
+    )
+    sync_timings: Annotated[bool, key("Whether each timing waits for the GPU.", False)] = True
 
-    def breaches(self) -> Iterator[RuleViolation]:
+    def violations(self) -> Iterator[RuleViolation]:
         """Yield that it ends before it begins."""
         if self.end_after_batch is not None and self.end_after_batch < self.begin_on_batch:
             yield RuleViolation(
@@ -83,36 +86,35 @@ class Profiling(Section):
 
 
 class RetentionPolicy(Section):
-    """What is removed after a time."""
+    """How long data is kept."""
 
-    log_retention_days: Annotated[
-        int | None,
-        Field(ge=-1, le=32767, description="How many days logs are kept; -1 and null = forever.", examples=[90]),
-    ] = None
+    log_retention_days: Annotated[int | None, key("Days to keep logs; -1 and null = forever.", 90, ge=-1, le=32767)] = (
+        None
+    )
 
 
 class LogPolicy(Section):
-    """What happens when a trial writes a line that matches a pattern."""
+    """An action for trials that print a line matching a pattern."""
 
-    name: Annotated[Text | None, Field(description="What people call it.", examples=["out of memory"])] = None
+    name: Annotated[Text | None, key("Name of the policy.", "out of memory")] = None
     pattern: Annotated[
         Text | None,
-        Field(
-            description="A regular expression, searched for in every line. A policy with a `name` and no pattern "
-            "changed a default policy of a cluster; there are none here, so it has no effect.",
-            examples=["CUDA out of memory"],
+        key(
+            "Regular expression, searched for in every line. A policy with a `name` and no pattern "
+            "changes a default policy of a cluster; it has no effect here.",
+            "CUDA out of memory",
         ),
     ] = None
     action: Annotated[
         Literal["cancel_retries", "exclude_node"] | None,
-        Field(
-            description="`cancel_retries`: a failure of this trial is final. `exclude_node` is accepted, without "
+        key(
+            "`cancel_retries`: a failure of this trial is final. `exclude_node` is accepted and has no "
             "effect on a single machine.",
-            examples=["cancel_retries"],
+            "cancel_retries",
         ),
     ] = None
 
-    def breaches(self) -> Iterator[RuleViolation]:
+    def violations(self) -> Iterator[RuleViolation]:
         """Yield that there is no pattern, or that it is not a regular expression."""
         if self.pattern is None:
             if self.name is None:
@@ -122,11 +124,13 @@ class LogPolicy(Section):
             re.compile(self.pattern)
         except (re.error, OverflowError, RecursionError) as error:
             yield RuleViolation(
-                ("pattern",), f"it is not a regular expression ({error})", "Put \\ before signs meant literally."
+                ("pattern",),
+                f"it is not a regular expression ({error})",
+                "Put \\ before characters that are meant literally.",
             )
 
-    def inert_keys(self) -> Iterator[Path]:
-        """Yield what only a cluster can do."""
+    def ignored_keys(self) -> Iterator[Path]:
+        """Yield the keys that apply only to a cluster."""
         if self.pattern is None:
             yield ("name",)
         elif self.action == "exclude_node":
@@ -134,59 +138,59 @@ class LogPolicy(Section):
 
 
 class EnvironmentVariables(Section):
-    """Variables for all trials, or by what a trial trains on. Each is a text `NAME=value`."""
+    """Variables for all trials, or by device. Each is a string `NAME=value`."""
 
-    cpu: Annotated[list[str], Field(description="Where there is no GPU.", examples=[["NAME=value"]])] = []
-    cuda: Annotated[list[str], Field(description="On NVIDIA GPUs.", examples=[["NAME=value"]])] = []
-    rocm: Annotated[list[str], Field(description="On AMD GPUs.", examples=[["NAME=value"]])] = []
+    cpu: Annotated[list[str], key("Without a GPU.", ["NAME=value"])] = []
+    cuda: Annotated[list[str], key("On NVIDIA GPUs.", ["NAME=value"])] = []
+    rocm: Annotated[list[str], key("On AMD GPUs.", ["NAME=value"])] = []
 
-    def breaches(self) -> Iterator[RuleViolation]:
-        """Yield the texts that set no variable."""
+    def violations(self) -> Iterator[RuleViolation]:
+        """Yield the strings that set no variable."""
         for device in ("cpu", "cuda", "rocm"):
-            yield from _bad_variables(getattr(self, device), (device,))
+            yield from _invalid_variables(getattr(self, device), (device,))
 
     @pydantic.model_validator(mode="before")
     @classmethod
     def _list_is_for_all(cls, value: Any) -> Any:
         if not isinstance(value, list):
             return value
-        if breaches := list(_bad_variables(value)):
-            raise broken(breaches)
+        if violations := list(_invalid_variables(value)):
+            raise rule_error(violations)
         return {"cpu": value, "cuda": value, "rocm": value}
 
 
-def _bad_variables(texts: list[Any], above: Path = ()) -> Iterator[RuleViolation]:
-    for index, text in enumerate(texts):
-        if not isinstance(text, str) or not _VARIABLE.fullmatch(text):
-            yield RuleViolation((*above, index), "it is not a text of the form NAME=value", 'Write "NAME=value".')
-        elif text.endswith(f"={MASK}"):
-            yield RuleViolation((*above, index), "its value is masked", "Write the value itself.")
+def _invalid_variables(variables: list[Any], above: Path = ()) -> Iterator[RuleViolation]:
+    for index, variable in enumerate(variables):
+        if not isinstance(variable, str) or not _VARIABLE.fullmatch(variable):
+            yield RuleViolation((*above, index), "it is not a string of the form NAME=value", 'Write "NAME=value".')
+        elif variable.endswith(f"={MASK}"):
+            yield RuleViolation((*above, index), "its value is masked", "Write the actual value.")
 
 
 class Environment(Section):
-    """What a trial's processes find around them."""
+    """The environment of a trial's processes."""
 
     environment_variables: Annotated[
         EnvironmentVariables,
-        Field(
-            description="Variables for the trial's processes: a list of `NAME=value`, or a map of such lists by "
-            "`cpu`, `cuda` and `rocm`. Their values are masked wherever the config is shown or kept.",
-            examples=[["OMP_NUM_THREADS=2"]],
+        key(
+            "Variables for the trial's processes: a list of `NAME=value`, or a mapping of such lists by "
+            "`cpu`, `cuda` and `rocm`. Their values are masked in all output and in stored configs.",
+            ["OMP_NUM_THREADS=2"],
         ),
     ] = Field(default_factory=EnvironmentVariables)
-    image: Annotated[Any, inert("The container.", "some/image:1.0")] = None
-    force_pull_image: Annotated[Any, inert("Whether the container is fetched anew.", True)] = None
-    registry_auth: Annotated[Any, inert("Access to a registry of containers.", {"username": "me"})] = None
-    ports: Annotated[Any, inert("Ports of the container.", {})] = None
-    proxy_ports: Annotated[Any, inert("Ports that a cluster passes on.", [])] = None
-    add_capabilities: Annotated[Any, inert("Rights of the container.", [])] = None
-    drop_capabilities: Annotated[Any, inert("Rights that the container lacks.", [])] = None
-    pod_spec: Annotated[Any, inert("Settings for Kubernetes.", {})] = None
-    slurm: Annotated[Any, inert("Settings for Slurm.", {})] = None
-    pbs: Annotated[Any, inert("Settings for PBS.", {})] = None
+    image: Annotated[Any, ignored("The container image.", "some/image:1.0")] = None
+    force_pull_image: Annotated[Any, ignored("Whether to pull the container image again.", True)] = None
+    registry_auth: Annotated[Any, ignored("Credentials for a container registry.", {"username": "me"})] = None
+    ports: Annotated[Any, ignored("Ports of the container.", {})] = None
+    proxy_ports: Annotated[Any, ignored("Ports that a cluster forwards.", [])] = None
+    add_capabilities: Annotated[Any, ignored("Capabilities added to the container.", [])] = None
+    drop_capabilities: Annotated[Any, ignored("Capabilities removed from the container.", [])] = None
+    pod_spec: Annotated[Any, ignored("Settings for Kubernetes.", {})] = None
+    slurm: Annotated[Any, ignored("Settings for Slurm.", {})] = None
+    pbs: Annotated[Any, ignored("Settings for PBS.", {})] = None
 
     def variables(self, device: Literal["cpu", "cuda", "rocm"] = "cpu") -> dict[str, str]:
-        """Return the variables of a process that trains on such a device."""
+        """Return the variables of a process that trains on the device."""
         pairs: list[str] = getattr(self.environment_variables, device)
         return dict(pair.split("=", 1) for pair in pairs)
 
@@ -196,63 +200,41 @@ def _flag_or_options(value: Any) -> bool | dict[str, Any]:
         return value
     if isinstance(value, Mapping):
         return dict(value)
-    raise broken([RuleViolation((), "it is neither true nor false nor a map of options", "Write true or false.")])
+    raise rule_error([RuleViolation((), "it is not true, false or a mapping of options", "Write true or false.")])
 
 
 class Optimizations(Section):
-    """What makes training faster without a change to the program. Acts on `module:Class` entrypoints."""
+    """Faster training without a change to the program. Applies to `module:Class` entrypoints."""
 
-    aggregation_frequency: Annotated[
-        Positive, Field(description="Optimizers step once in so many batches.", examples=[4])
-    ] = 1
+    aggregation_frequency: Annotated[Positive, key("Number of batches for each optimizer step.", 4)] = 1
     average_aggregated_gradients: Annotated[
-        bool, Field(description="Whether gradients of aggregated batches are averaged, not summed.", examples=[False])
+        bool, key("Whether to average the gradients of aggregated batches instead of summing them.", False)
     ] = True
-    gradient_compression: Annotated[
-        bool, Field(description="Whether processes exchange gradients in half precision.", examples=[True])
-    ] = False
+    gradient_compression: Annotated[bool, key("Whether to exchange gradients in half precision.", True)] = False
     mixed_precision: Annotated[
         Literal["bf16", "fp16", "O0", "O1", "O2", "O3"] | None,
-        Field(
-            description="`bf16` or `fp16` for autocast (fp16 with loss scaling); `O0` to `O3` as with apex.",
-            examples=["bf16"],
-        ),
+        key("`bf16` or `fp16` for autocast (fp16 with loss scaling); `O0` to `O3` as with apex.", "bf16"),
     ] = None
     compile: Annotated[
         bool | dict[str, Any],
         PlainValidator(_flag_or_options),
-        Field(
-            description="Whether models are compiled with `torch.compile`; a map gives its options.",
-            examples=[{"dynamic": True}],
-        ),
+        key("Whether to compile models with `torch.compile`; a mapping sets its options.", {"dynamic": True}),
     ] = False
-    channels_last: Annotated[
-        bool,
-        Field(description="Whether models and batches of images are kept with their channels last.", examples=[True]),
-    ] = False
+    channels_last: Annotated[bool, key("Whether to store models and batches of images with channels last.", True)] = (
+        False
+    )
     tf32: Annotated[
-        bool | None,
-        Field(
-            description="Whether GPUs may multiply fp32 matrices with fewer bits; null = as torch is set.",
-            examples=[True],
-        ),
+        bool | None, key("Whether GPUs may multiply fp32 matrices in TF32; null = the setting of torch.", True)
     ] = None
     cuda_graphs: Annotated[
         bool | dict[str, Any],
         PlainValidator(_flag_or_options),
-        Field(
-            description="Whether training steps are recorded and replayed on the GPU; a map gives options.",
-            examples=[True],
-        ),
+        key("Whether to capture training steps as CUDA graphs; a mapping sets options.", True),
     ] = False
     fused_optimizer: Annotated[
-        bool | None,
-        Field(
-            description="`false` keeps optimizers from stepping in one kernel on the GPU; null = where it can be.",
-            examples=[False],
-        ),
+        bool | None, key("`false` turns fused optimizers off; null = fused where possible.", False)
     ] = None
-    average_training_metrics: Annotated[Any, inert("Training metrics are always averaged over slots.", True)] = None
-    tensor_fusion_threshold: Annotated[Any, inert("A setting of Horovod.", 64)] = None
-    tensor_fusion_cycle_time: Annotated[Any, inert("A setting of Horovod.", 5)] = None
-    auto_tune_tensor_fusion: Annotated[Any, inert("A setting of Horovod.", False)] = None
+    average_training_metrics: Annotated[Any, ignored("Training metrics are always averaged over slots.", True)] = None
+    tensor_fusion_threshold: Annotated[Any, ignored("A setting of Horovod.", 64)] = None
+    tensor_fusion_cycle_time: Annotated[Any, ignored("A setting of Horovod.", 5)] = None
+    auto_tune_tensor_fusion: Annotated[Any, ignored("A setting of Horovod.", False)] = None

@@ -1,4 +1,4 @@
-"""The section `checkpoint_storage`: where checkpoints go, and which of them stay."""
+"""The section `checkpoint_storage`: where checkpoints go, and which of them are kept."""
 
 from __future__ import annotations
 
@@ -7,45 +7,35 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Tag
 
-from determined.experiment.config._section import Natural, RuleViolation, Section, Text, inert, secret, tagged
+from determined.experiment.config._section import Natural, RuleViolation, Section, Text, ignored, key, secret, tagged
 
-_Prefix = Annotated[
-    Text | None, Field(description="What the names of all files in the bucket begin with.", examples=["checkpoints"])
-]
+_Prefix = Annotated[Text | None, key("Prefix of all file names in the bucket.", "checkpoints")]
 
 
 class _Storage(Section):
-    """Which checkpoints are left when an experiment has ended."""
+    """Which checkpoints are kept when an experiment has ended."""
 
-    save_experiment_best: Annotated[
-        Natural, Field(description="How many of the best checkpoints of the whole experiment stay.", examples=[3])
-    ] = 0
-    save_trial_best: Annotated[
-        Natural, Field(description="How many of the best checkpoints of each trial stay.", examples=[1])
-    ] = 1
-    save_trial_latest: Annotated[
-        Natural, Field(description="How many of the latest checkpoints of each trial stay.", examples=[1])
-    ] = 1
+    save_experiment_best: Annotated[Natural, key("Number of best checkpoints of the whole experiment to keep.", 3)] = 0
+    save_trial_best: Annotated[Natural, key("Number of best checkpoints of each trial to keep.", 1)] = 1
+    save_trial_latest: Annotated[Natural, key("Number of latest checkpoints of each trial to keep.", 1)] = 1
 
 
 class HomeStorage(_Storage):
-    """Checkpoints are kept in the home folder. This is what holds when there is no `type`."""
+    """Checkpoints are kept in the home folder; the default without `type`."""
 
 
 class SharedFsStorage(_Storage):
     """Checkpoints are kept in a folder, which may be on a shared file system."""
 
-    type: Annotated[Literal["shared_fs"], Field(description="`shared_fs`", examples=["shared_fs"])] = "shared_fs"
-    host_path: Annotated[str, Field(description="An absolute path.", examples=["/mnt/shared"])]
-    storage_path: Annotated[str | None, Field(description="A folder below `host_path`.", examples=["checkpoints"])] = (
-        None
-    )
-    propagation: Annotated[Any, inert("How the path is mounted in a container.", "rprivate")] = None
+    type: Literal["shared_fs"] = "shared_fs"
+    host_path: Annotated[str, key("An absolute path.", "/mnt/shared")]
+    storage_path: Annotated[str | None, key("A folder below `host_path`.", "checkpoints")] = None
+    propagation: Annotated[Any, ignored("How the path is mounted in a container.", "rprivate")] = None
 
-    def breaches(self) -> Iterator[RuleViolation]:
-        """Yield that the folder is not where it must be."""
+    def violations(self) -> Iterator[RuleViolation]:
+        """Yield that a path is relative, or leaves the shared folder."""
         yield from _absolute("host_path", self.host_path, "/mnt/shared")
         folder = os.path.normpath(os.path.join(self.host_path, self.storage_path or ""))
         if not pathlib.PurePath(folder).is_relative_to(os.path.normpath(self.host_path)):
@@ -59,10 +49,10 @@ class SharedFsStorage(_Storage):
 class DirectoryStorage(_Storage):
     """Checkpoints are kept in a folder."""
 
-    type: Annotated[Literal["directory"], Field(description="`directory`", examples=["directory"])] = "directory"
-    container_path: Annotated[str, Field(description="An absolute path.", examples=["/data/checkpoints"])]
+    type: Literal["directory"] = "directory"
+    container_path: Annotated[str, key("An absolute path.", "/data/checkpoints")]
 
-    def breaches(self) -> Iterator[RuleViolation]:
+    def violations(self) -> Iterator[RuleViolation]:
         """Yield that the path is relative."""
         yield from _absolute("container_path", self.container_path, "/data/checkpoints")
 
@@ -70,29 +60,29 @@ class DirectoryStorage(_Storage):
 class GcsStorage(_Storage):
     """Checkpoints are kept in Google Cloud Storage."""
 
-    type: Annotated[Literal["gcs"], Field(description="`gcs`", examples=["gcs"])] = "gcs"
-    bucket: Annotated[Text, Field(description="The name of the bucket.", examples=["my-bucket"])]
+    type: Literal["gcs"] = "gcs"
+    bucket: Annotated[Text, key("The name of the bucket.", "my-bucket")]
     prefix: _Prefix = None
 
-    def breaches(self) -> Iterator[RuleViolation]:
-        """Yield that the prefix leads elsewhere."""
+    def violations(self) -> Iterator[RuleViolation]:
+        """Yield that the prefix leaves the bucket."""
         yield from _inside(self.prefix)
 
 
 class S3Storage(_Storage):
-    """Checkpoints are kept in Amazon S3, or in a store that speaks its language."""
+    """Checkpoints are kept in Amazon S3, or in a store with the same API."""
 
-    type: Annotated[Literal["s3"], Field(description="`s3`", examples=["s3"])] = "s3"
-    bucket: Annotated[Text, Field(description="The name of the bucket.", examples=["my-bucket"])]
+    type: Literal["s3"] = "s3"
+    bucket: Annotated[Text, key("The name of the bucket.", "my-bucket")]
     prefix: _Prefix = None
-    access_key: Annotated[Text | None, secret("The access key; with `secret_key` or not at all.", "AKIA0123")] = None
-    secret_key: Annotated[Text | None, secret("The secret key; with `access_key` or not at all.", "wJal0123")] = None
+    access_key: Annotated[Text | None, secret("The access key; requires `secret_key`.", "AKIA0123")] = None
+    secret_key: Annotated[Text | None, secret("The secret key; requires `access_key`.", "wJal0123")] = None
     endpoint_url: Annotated[
-        Text | None, Field(description="Where the store is, if not at Amazon.", examples=["https://minio.example:9000"])
+        Text | None, key("URL of the store, if it is not Amazon's.", "https://minio.example:9000")
     ] = None
 
-    def breaches(self) -> Iterator[RuleViolation]:
-        """Yield what does not go together."""
+    def violations(self) -> Iterator[RuleViolation]:
+        """Yield the keys that do not go together."""
         yield from _inside(self.prefix)
         yield from _url("endpoint_url", self.endpoint_url)
         if (self.access_key is None) != (self.secret_key is None):
@@ -107,19 +97,17 @@ class S3Storage(_Storage):
 class AzureStorage(_Storage):
     """Checkpoints are kept in Azure Blob Storage."""
 
-    type: Annotated[Literal["azure"], Field(description="`azure`", examples=["azure"])] = "azure"
-    container: Annotated[Text, Field(description="The name of the container.", examples=["my-container"])]
+    type: Literal["azure"] = "azure"
+    container: Annotated[Text, key("The name of the container.", "my-container")]
     connection_string: Annotated[
         Text | None,
-        secret("Where the account is and how to get in; instead of `account_url`.", "AccountName=me;AccountKey=k3y"),
+        secret("Connection string of the account, instead of `account_url`.", "AccountName=me;AccountKey=k3y"),
     ] = None
-    account_url: Annotated[
-        Text | None, Field(description="Where the account is.", examples=["https://me.blob.core.windows.net"])
-    ] = None
-    credential: Annotated[Text | None, secret("How to get in; goes with `account_url`.", "k3y")] = None
+    account_url: Annotated[Text | None, key("URL of the account.", "https://me.blob.core.windows.net")] = None
+    credential: Annotated[Text | None, secret("Credential for `account_url`.", "k3y")] = None
 
-    def breaches(self) -> Iterator[RuleViolation]:
-        """Yield what does not go together."""
+    def violations(self) -> Iterator[RuleViolation]:
+        """Yield the keys that do not go together."""
         yield from _url("account_url", self.account_url)
         if (self.connection_string is None) == (self.account_url is None):
             yield RuleViolation(
@@ -129,12 +117,12 @@ class AzureStorage(_Storage):
             )
         elif self.credential is not None and self.account_url is None:
             yield RuleViolation(
-                ("credential",), "it goes with account_url", "Remove it; connection_string says it all."
+                ("credential",), "it goes with account_url", "Remove it; connection_string includes the credential."
             )
 
 
 STORAGES = (SharedFsStorage, DirectoryStorage, GcsStorage, S3Storage, AzureStorage)
-HOME = tagged(tagged("home"))  # no text under `type` can be equal to it
+HOME = tagged(tagged("home"))  # no string under `type` can equal it
 
 
 def _kind(value: Any) -> str | None:
@@ -166,7 +154,7 @@ def _absolute(name: str, path: str, example: str) -> Iterator[RuleViolation]:
 
 def _inside(prefix: str | None) -> Iterator[RuleViolation]:
     if prefix is not None and ".." in prefix.split("/"):
-        yield RuleViolation(("prefix",), "it leads out of the bucket by '..'", "Write prefix: checkpoints.")
+        yield RuleViolation(("prefix",), "it leaves the bucket with '..'", "Write prefix: checkpoints.")
 
 
 def _url(name: str, url: str | None) -> Iterator[RuleViolation]:

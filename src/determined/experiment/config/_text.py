@@ -12,9 +12,8 @@ from determined._text import plain
 from determined.experiment.config._section import Path
 
 _PLAIN_KEY = re.compile(r"[\w-]+")
-_LONGEST = 80
-# Python refuses to write much longer numbers in digits.
-_LONGEST_NUMBER = 256
+_MAX_LENGTH = 80
+_MAX_BITS = 256  # Python refuses to write much longer numbers in digits
 
 
 def spelled(path: Path) -> str:
@@ -29,14 +28,14 @@ def spelled(path: Path) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value on one line of limited length."""
-    if isinstance(value, int) and value.bit_length() > _LONGEST_NUMBER:
+    """Return a value as one line of limited length."""
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         return f"a number of about {value.bit_length() * 3 // 10} digits"
     try:
         text = json.dumps(value, ensure_ascii=False, default=repr)
     except (ValueError, TypeError, RecursionError):
         text = f"a {type(value).__name__}"
-    return plain(text, _LONGEST)
+    return plain(text, _MAX_LENGTH)
 
 
 def in_yaml(value: Any) -> str:
@@ -49,12 +48,12 @@ def in_yaml(value: Any) -> str:
 
 
 def nearest(word: object, words: Sequence[str]) -> str | None:
-    """Return the one of some words that is most like a given one; None if none is."""
+    """Return the most similar of some words; None if none is similar."""
     found = difflib.get_close_matches(str(word).lower(), {its.lower(): its for its in words}, 1, 0.6)
     return next((its for its in words if found and its.lower() == found[0]), None)
 
 
 def any_of(words: Iterable[str]) -> str:
-    """Return words as a list with `or` before the last."""
+    """Return words as a list with `or` before the last one."""
     *first, last = words
     return f"{', '.join(first)} or {last}" if first else last

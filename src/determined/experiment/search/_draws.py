@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import base64
+import copy
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from determined.experiment.config import Categorical, Const, Double, Hyperparameter, Int, Log, Space
-from determined.experiment.search._space import filled, leaves
+from determined.experiment.config._hyperparameters import leaves
 
 
 class Draws:
@@ -21,7 +22,7 @@ class Draws:
 
     def hparams(self, space: Space) -> dict[str, Any]:
         """Return a random choice for every hyperparameter, drawn in the order of their names."""
-        return filled(space, [self._value(leaf) for leaf in leaves(space)])
+        return filled(space, (self._value(leaf) for _, leaf in leaves(space)))
 
     def request_id(self) -> str:
         """Return a new name for a trial, a random UUID."""
@@ -56,5 +57,19 @@ class Draws:
                 return vals[self._below(len(vals))]
 
     def _below(self, end: int) -> int:
-        # The width is NumPy's default on most platforms; said here, so that all of them draw alike.
+        # The width is NumPy's default on most platforms; explicit, so that all platforms draw the same numbers.
         return int(self.random.randint(0, end, dtype=np.int64))
+
+
+def filled(space: Space, values: Iterable[Any]) -> dict[str, Any]:
+    """Return the space with a value in place of every hyperparameter; `values` come in the order of `leaves`."""
+    return _filled(space, iter(values))
+
+
+def _filled(space: Space, values: Iterator[Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name in sorted(space):
+        value = space[name]
+        # A copy, as a constant may be a list, and no trial may change what the next one gets.
+        made[name] = _filled(value, values) if isinstance(value, dict) else copy.deepcopy(next(values))
+    return made

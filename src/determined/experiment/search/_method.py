@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
@@ -11,26 +12,56 @@ import numpy as np
 
 from determined.experiment.config import Searcher, Space
 from determined.experiment.search._draws import Draws
-from determined.experiment.search._events import ExitReason
-from determined.experiment.search._operations import Operation
+from determined.experiment.search._protocol import ExitReason, Operation
 from determined.experiment.search._trials import Trial, Trials
+
+Folder = str | os.PathLike[str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setup:
-    """What a search method is made from."""
+    """What a search method is made from. A custom method is imported from `folder`."""
 
     searcher: Searcher
     space: Space
     seed: int
     draws: Draws
     trials: Trials
+    folder: Folder
 
     @classmethod
-    def of(cls, searcher: Searcher, space: Space, seed: int) -> Self:
+    def of(cls, searcher: Searcher, space: Space, seed: int, folder: Folder) -> Self:
         """Return the setup of a search that has not begun."""
         draws = Draws(seed)
-        return cls(searcher, space, seed, draws, Trials(draws, searcher.smaller_is_better))
+        return cls(searcher, space, seed, draws, Trials(draws, searcher.smaller_is_better), folder)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rung:
+    """One rung of a bracket: how much training it takes, how many trials have arrived, and which are on their way."""
+
+    bracket: int
+    number: int
+    time: int
+    arrived: int
+    climbing: tuple[str, ...]
+    """Request ids of the running trials, not asked to stop, that have reached all rungs below this one only."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PreviewRow:
+    """Trials that reach a rung: of those that `arrive`, some `go_on` and the rest `end` after training for `time`.
+
+    Searches without rungs have one row, with neither bracket nor rung. `arrive` and `end` are None if the number of
+    trials is open; `time` is None if the program decides how long it trains.
+    """
+
+    bracket: int | None
+    rung: int | None
+    arrive: int | None
+    go_on: int
+    end: int | None
+    time: int | None
 
 
 class SearchMethod(abc.ABC):
@@ -39,23 +70,23 @@ class SearchMethod(abc.ABC):
     A method of your own overrides `suggest`, and more as needed:
 
     - `suggest` returns the hyperparameters of another trial,
-    - `stops` says after a validation whether that trial should end,
-    - `ended` is told how each trial ended,
-    - `total` says how many trials there will be, for the progress display,
+    - `stops` returns after a validation whether that trial should end,
+    - `ended` receives each trial that ended, and the reason,
+    - `total` returns how many trials there will be, for the progress display,
     - `state` and `load_state` carry what the method remembers over a restart.
 
     The search keeps `max_concurrent_trials` trials going, and the experiment ends when `suggest` returns None and no
     trial is left. A method may use:
 
-    - `self.options`: the map `searcher.options` of the config,
+    - `self.options`: the mapping `searcher.options` of the config,
     - `self.space`: the section `hyperparameters`; `self.sample()` draws from it,
     - `self.random`: the experiment's generator (`numpy.random.RandomState`), whose position is saved with the state,
-    - `self.trials`: the trials under way (iterate over it), and the counts `created`, `closed`, `failed`, `canceled`
+    - `self.trials`: the running trials (iterate over it), and the counts `created`, `closed`, `failed`, `canceled`
       and `invalid`,
     - `self.smaller_is_better`.
 
     A method must be deterministic: its decisions follow from the calls it gets and from `self.random`. Then a search
-    that is interrupted anywhere goes on as if it had not been.
+    that is interrupted anywhere continues as if it had not been.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -71,8 +102,8 @@ class SearchMethod(abc.ABC):
     def suggest(self) -> dict[str, Any] | None:
         """Return the hyperparameters of another trial, or None for no further trial now.
 
-        Called at the start, and whenever a trial ends or is stopped, until it returns None or enough trials are under
-        way. `self.trials.created` is the number of the trial it is asked for, from 0 on.
+        Called at the start, and whenever a trial ends or is stopped, until it returns None or enough trials are
+        running. `self.trials.created` is the number of the requested trial, from 0 on.
         """
 
     def stops(self, trial: Trial) -> bool:
@@ -83,11 +114,11 @@ class SearchMethod(abc.ABC):
         """Take note of a trial that ended, with its `best` and `last` metric."""
 
     def total(self) -> int | None:
-        """Return how many trials there will be in all, those that gave up included; None if that is open."""
+        """Return how many trials there will be in all, including those that gave up; None if that is open."""
         return None
 
     def state(self) -> Any:
-        """Return what the method remembers, as JSON (maps with texts as keys, lists, numbers, texts)."""
+        """Return what the method remembers, as JSON (mappings with string keys, lists, numbers, strings)."""
         return None
 
     def load_state(self, state: Any) -> None:  # noqa: B027  # a hook
@@ -113,12 +144,20 @@ class SearchMethod(abc.ABC):
         yield from self._fill()
 
     def progress(self, fractions: Mapping[str, float]) -> float:
-        """Return how much of the search is done, from 0 to 1: the mean over its trials.
+        """Return the finished fraction of the search, from 0 to 1: the mean over its trials.
 
-        `fractions` tells how much of each trial under way is done, by request id.
+        `fractions` has the finished fraction of each running trial, by request id.
         """
         done = self.trials.closed + sum(_clamped(fractions.get(trial.request_id, 0.0)) for trial in self.trials)
         return min(done / max(self.total() or 0, self.trials.created, 1), 1.0)
+
+    def rungs(self) -> tuple[Rung, ...]:
+        """Return the rungs with their trials, bracket by bracket from the lowest rung up; empty without rungs."""
+        return ()
+
+    def planned_rungs(self) -> tuple[PreviewRow, ...]:
+        """Return how many trials would reach each rung if none failed, for the preview; empty without rungs."""
+        return ()
 
     def _fill(self) -> Iterator[Operation]:
         while not self._limit or self.trials.running < self._limit:

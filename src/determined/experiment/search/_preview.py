@@ -1,39 +1,16 @@
-"""What a search would do, told before it runs."""
+"""What a search would do, shown before it runs."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
-from collections.abc import Iterator
 from typing import Any
 
-from determined.experiment.config import AdaptiveAshaSearcher, AsyncHalvingSearcher, Searcher, Space
-from determined.experiment.search._adaptive_asha import adaptive_plans
-from determined.experiment.search._async_halving import halving_plans
-from determined.experiment.search._bracket import BracketPlan
-from determined.experiment.search._method import Setup
-from determined.experiment.search._methods import make_method
-from determined.experiment.search._operations import Create
+from determined.experiment.config import Searcher, Space
+from determined.experiment.search._method import Folder, PreviewRow, Setup
+from determined.experiment.search._protocol import Create
 
-# How many trials are shown with their hyperparameters.
-_SHOWN = 5
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PreviewRow:
-    """Trials that reach a rung: of those that `arrive`, some `go_on` and the rest `end` after training for `time`.
-
-    Searches without rungs have one row, with neither bracket nor rung. `arrive` and `end` are None where the number of
-    trials is open; `time` is None where the program decides how long it trains.
-    """
-
-    bracket: int | None
-    rung: int | None
-    arrive: int | None
-    go_on: int
-    end: int | None
-    time: int | None
+_SHOWN = 5  # trials, with their hyperparameters
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,38 +43,26 @@ class Preview:
         return ("bracket", "rung", "arrive", "go on", "end", time) if self._has_rungs else ("trials", time)
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return the rows as texts, to print under `header`."""
+        """Return the rows as strings, to print under `header`."""
         if not self._has_rungs:
-            return [(_text(row.arrive), _text(row.time)) for row in self.rows]
-        return [tuple(_text(cell) for cell in dataclasses.astuple(row)) for row in self.rows]
+            return [(_cell(row.arrive), _cell(row.time)) for row in self.rows]
+        return [tuple(_cell(cell) for cell in dataclasses.astuple(row)) for row in self.rows]
 
     @property
     def _has_rungs(self) -> bool:
         return any(row.rung is not None for row in self.rows)
 
 
-def preview(searcher: Searcher, space: Space, seed: int, folder: str | os.PathLike[str] = ".") -> Preview:
+def preview(searcher: Searcher, space: Space, seed: int, folder: Folder = ".") -> Preview:
     """Return what a search of these would do; a custom method is imported from the folder."""
-    method = make_method(Setup.of(searcher, space, seed), folder)
+    method = searcher.build(Setup.of(searcher, space, seed, folder))
     begun = itertools.islice(method.begin(), _SHOWN)
     first = tuple(operation.hparams for operation in begun if isinstance(operation, Create))
     trials = method.total()
-    if isinstance(searcher, AsyncHalvingSearcher | AdaptiveAshaSearcher):
-        plans = halving_plans(searcher) if isinstance(searcher, AsyncHalvingSearcher) else adaptive_plans(searcher)
-        rows = [row for bracket, plan in enumerate(plans) for row in _rungs(bracket, plan)]
-        return Preview(searcher.name, searcher.time_metric, trials, tuple(rows), first)
-    length = searcher.max_length
-    row = PreviewRow(None, None, trials, 0, trials, length.count if length else None)
-    return Preview(searcher.name, length.unit if length else None, trials, (row,), first)
+    unit, count = searcher.trial_length or (None, None)
+    rows = method.planned_rungs() or (PreviewRow(None, None, trials, 0, trials, count),)
+    return Preview(searcher.name, unit, trials, rows, first)
 
 
-def _rungs(bracket: int, plan: BracketPlan) -> Iterator[PreviewRow]:
-    arrive = plan.trials
-    for rung, time in enumerate(plan.units):
-        go_on = plan.going_on(arrive) if rung < plan.rungs - 1 else 0
-        yield PreviewRow(bracket, rung, arrive, go_on, arrive - go_on, time)
-        arrive = go_on
-
-
-def _text(cell: int | None) -> str:
-    return "-" if cell is None else f"{cell:,}"
+def _cell(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 from determined import errors
-from determined.experiment.config import CustomSearcher, Searcher, Space
-from determined.experiment.search._async_halving import Halving
-from determined.experiment.search._bracket import Rung
-from determined.experiment.search._custom import checked_state
-from determined.experiment.search._events import Began, Event, Exited, Validated
-from determined.experiment.search._method import Setup
-from determined.experiment.search._methods import make_method
-from determined.experiment.search._operations import Operation, Shutdown
-
-Folder = str | os.PathLike[str]
+from determined.experiment.config import Searcher, Space
+from determined.experiment.search._method import Folder, Rung, SearchMethod, Setup
+from determined.experiment.search._protocol import Began, Event, Exited, Operation, Shutdown, Validated
 
 
 class Search:
-    """Decides which trials to run, from nothing but the events it is told and the experiment's seed.
+    """Decides which trials to run, from nothing but the events it gets and the experiment's seed.
 
     The same searcher, space, seed and events give the same operations, in any process. A custom method is imported from
     `folder`.
@@ -28,13 +21,13 @@ class Search:
 
     def __init__(self, searcher: Searcher, space: Space, seed: int, folder: Folder = ".") -> None:
         self._searcher = searcher
-        setup = Setup.of(searcher, space, seed)
+        setup = Setup.of(searcher, space, seed, folder)
         self._draws, self._trials = setup.draws, setup.trials
-        self._method = make_method(setup, folder)
+        self._method: SearchMethod = searcher.build(setup)
         self._began = self._ended = False
 
     def handle(self, event: Event) -> list[Operation]:
-        """Return what is to be done now, in order. Events that come after the end of a trial change nothing."""
+        """Return the operations to perform now, in order. Events after the end of a trial change nothing."""
         operations = list(self._follow(event))
         if self._began and not self._ended and len(self._trials) == 0:
             self._ended = True
@@ -43,41 +36,40 @@ class Search:
 
     @property
     def has_ended(self) -> bool:
-        """Whether all trials that it asked for have ended, and it asks for no more."""
+        """Whether all requested trials have ended, and no more will be requested."""
         return self._ended
 
     def progress(self, fractions: Mapping[str, float]) -> float:
-        """Return how much of the search is done, from 0 to 1.
+        """Return the finished fraction of the search, from 0 to 1.
 
-        `fractions` tells how much of each trial under way is done, by request id.
+        `fractions` has the finished fraction of each running trial, by request id.
         """
         return 1.0 if self._ended else self._method.progress(fractions)
 
     def rungs(self) -> tuple[Rung, ...]:
-        """Return where the trials stand, bracket by bracket from the lowest rung up; empty if there are no rungs."""
-        return self._method.rungs() if isinstance(self._method, Halving) else ()
+        """Return the rungs with their trials, bracket by bracket from the lowest rung up; empty without rungs."""
+        return self._method.rungs()
 
     def state(self) -> dict[str, Any]:
         """Return everything that `restore` needs, as JSON."""
-        custom = isinstance(self._searcher, CustomSearcher)
         return {
             "searcher": self._searcher.name,
             "began": self._began,
             "ended": self._ended,
             "draws": self._draws.state(),
             "trials": self._trials.state(),
-            "method": checked_state(self._method) if custom else self._method.state(),
+            "method": _checked_state(self._method),
         }
 
     @classmethod
     def restore(
         cls, searcher: Searcher, space: Space, seed: int, state: Mapping[str, Any], folder: Folder = "."
     ) -> Self:
-        """Return the search that had the state; it goes on as the one that was saved would have."""
+        """Return the search that had the state; it continues as the saved one would have."""
         if state["searcher"] != searcher.name:
             raise errors.InternalException(
-                f"A search saved as {state['searcher']!r} cannot go on as {searcher.name!r}; restore it with "
-                "the config it began with."
+                f"A search saved as {state['searcher']!r} cannot continue as {searcher.name!r}; restore it "
+                "with the config it began with."
             )
         search = cls(searcher, space, seed, folder)
         search._began, search._ended = state["began"], state["ended"]
@@ -114,3 +106,21 @@ class Search:
     def _shutdown(self) -> Shutdown:
         trials = self._trials
         return Shutdown(failed=trials.failed == trials.created, canceled=trials.canceled == trials.created)
+
+
+def _checked_state(method: SearchMethod) -> Any:
+    """Return the state of a method, which may be a user's, if it is what JSON gives back."""
+    state = method.state()
+    name = f"{type(method).__name__}.state()"
+    try:
+        read = json.loads(json.dumps(state, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise errors.InvalidExperimentException(
+            f"{name} returned {state!r}, which is not JSON ({error}); return finite numbers, strings, lists and "
+            "mappings."
+        ) from error
+    if read != state:
+        raise errors.InvalidExperimentException(
+            f"{name} returned {state!r}, which JSON turns into {read!r}; use lists, not tuples, and strings as keys."
+        )
+    return state

@@ -10,16 +10,14 @@ from typing import Any
 
 from determined import errors
 from determined.experiment.search._draws import Draws
-from determined.experiment.search._events import ExitReason, Validated
-from determined.experiment.search._numbers import to_json
-from determined.experiment.search._operations import Create, Stop
+from determined.experiment.search._protocol import Create, ExitReason, Stop, Validated, json_number
 
 
 @dataclasses.dataclass(slots=True)
 class Trial:
     """A trial as its search sees it.
 
-    `best` and `last` are values of the searcher's metric: the best one so far (NaN never is) and the latest one; both
+    `best` and `last` are values of the searcher's metric: the best one so far (never NaN) and the latest one; both
     are None before the first validation. `time` is what `time_metric` was at the latest one, if there is such a metric.
     """
 
@@ -33,7 +31,7 @@ class Trial:
 
 
 class Trials:
-    """All trials of a search: those under way, and how the others ended.
+    """All trials of a search: those that run, and how the others ended.
 
     `created`, `closed`, `failed`, `canceled` and `invalid` count trials. Those that gave up by InvalidHP are `invalid`,
     and are among the `failed` ones too.
@@ -56,7 +54,7 @@ class Trials:
 
     @property
     def running(self) -> int:
-        """How many trials have neither ended nor been told to stop."""
+        """How many trials have neither ended nor been asked to stop."""
         return len(self._open) - self._stopped
 
     def create(self, hparams: dict[str, Any]) -> Create:
@@ -114,7 +112,7 @@ class Trials:
 
 
 def _row(trial: Trial) -> list[Any]:
-    numbers = [None if number is None else to_json(number) for number in (trial.best, trial.last, trial.time)]
+    numbers = [None if number is None else json_number(number) for number in (trial.best, trial.last, trial.time)]
     return [trial.request_id, trial.number, trial.hparams, *numbers, trial.stopped]
 
 
@@ -125,12 +123,12 @@ def _trial(row: list[Any]) -> Trial:
 
 
 def _check(hparams: Any) -> None:
-    """Refuse what is no map of hyperparameters; a method written by a user may suggest anything."""
+    """Refuse what is not a mapping of hyperparameters; a user's method may suggest anything."""
     try:
         if isinstance(hparams, dict) and json.dumps(hparams):
             return
     except (TypeError, ValueError) as error:
-        problem = f"it is not JSON ({error}); use plain numbers, texts, lists and maps, such as float(x) for NumPy's"
+        problem = f"it is not JSON ({error}); use numbers, strings, lists and mappings of Python, such as float(x)"
     else:
         problem = 'it is not a dict; return one such as {"lr": 0.1}, or None for no further trial now'
     raise errors.InvalidExperimentException(f"The search method suggested the hyperparameters {hparams!r}: {problem}.")

@@ -1,4 +1,4 @@
-"""Search methods that learn from earlier trials where good hyperparameters lie, through Optuna."""
+"""Search methods that learn from earlier trials where good hyperparameters are, with Optuna."""
 
 from __future__ import annotations
 
@@ -7,39 +7,74 @@ import contextlib
 import importlib
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
 from determined import errors
-from determined.experiment.config import Categorical, Const, Double, GpSearcher, Hyperparameter, Int, Log, TpeSearcher
-from determined.experiment.search._events import ExitReason
+from determined.experiment.config import Categorical, Const, Double, Hyperparameter, Int, Log, Space
+from determined.experiment.config._hyperparameters import leaves
+from determined.experiment.config._searcher import MaxConcurrentTrials, MaxTrials, Searcher, register
+from determined.experiment.config._section import Natural, key
+from determined.experiment.search._draws import filled
 from determined.experiment.search._method import SearchMethod, Setup
-from determined.experiment.search._space import filled, leaves
+from determined.experiment.search._protocol import ExitReason
 from determined.experiment.search._trials import Trial
 
 if TYPE_CHECKING:
     import optuna
 
-# How a trial ended that has no value to learn from.
-_FAILED = "failed"
+
+class _ModelSearcher(Searcher):
+    """What searchers have in common that model where good hyperparameters are."""
+
+    max_trials: MaxTrials
+    max_concurrent_trials: MaxConcurrentTrials = 16
+    n_startup_trials: Annotated[Natural, key("Number of random trials before the model chooses.", 20)] = 10
+
+
+@register
+class TpeSearcher(_ModelSearcher):
+    """Trials near earlier good ones, by a tree-structured Parzen estimator (Optuna)."""
+
+    name: Literal["tpe"] = "tpe"
+
+    def build(self, setup: Setup) -> SearchMethod:
+        """Return the search method."""
+        return Tpe(setup, self)
+
+
+@register
+class GpSearcher(_ModelSearcher):
+    """Trials near earlier good ones, by a Gaussian process (Optuna); for few, costly trials."""
+
+    name: Literal["gp"] = "gp"
+
+    def build(self, setup: Setup) -> SearchMethod:
+        """Return the search method."""
+        return Gp(setup, self)
+
+
+_FAILED = "failed"  # the result of a trial without a value to learn from
 
 
 class Model(SearchMethod):
     """`max_trials` trials, each where the model of the earlier ones expects the most.
 
     The choice for a trial follows from the experiment's seed, the number of the trial, and the trials before it, so the
-    list of those is all there is to save. Trials under way are known to the model, which keeps away from them.
+    list of those is all there is to save. The model knows the running trials and avoids choosing near them.
     """
 
-    def __init__(self, setup: Setup, searcher: TpeSearcher | GpSearcher) -> None:
+    _libraries: tuple[str, ...] = ("optuna",)
+
+    def __init__(self, setup: Setup, searcher: _ModelSearcher) -> None:
         super().__init__(setup)
         self._searcher = searcher
         self._seed = setup.seed
-        require(f"searcher.name={searcher.name!r}", "optuna")
-        self._distributions = _distributions(list(leaves(setup.space)))
+        _require(f"searcher.name={searcher.name!r}", *self._libraries)
+        self._distributions = _distributions(setup.space)
         self._study = _study(searcher.smaller_is_better)
-        self._asked: list[list[Any]] = []  # [chosen values, None (under way), "failed" or the metric]
+        self._asked: list[list[Any]] = []  # [chosen values, None (running), "failed" or the metric]
 
     @abc.abstractmethod
     def sampler(self, seed: int, startup: int) -> optuna.samplers.BaseSampler:
@@ -49,11 +84,11 @@ class Model(SearchMethod):
         """Return the hyperparameters that promise the most, until there are enough trials."""
         if self.trials.created >= self.total():
             return None
-        # A new one each time: what a sampler keeps from one choice to the next would be lost in a restart.
+        # A new one each time: a restart would lose what a sampler keeps from one choice to the next.
         self._study.sampler = self.sampler(self._seed_of(self.trials.created), self._searcher.n_startup_trials)
         chosen = self._study.ask(self._distributions).params
         self._asked.append([chosen, None])
-        values = [_value(leaf, chosen.get(str(index))) for index, leaf in enumerate(leaves(self.space))]
+        values = [_value(leaf, chosen.get(str(index))) for index, (_, leaf) in enumerate(leaves(self.space))]
         return filled(self.space, values)
 
     def ended(self, trial: Trial, reason: ExitReason) -> None:
@@ -72,7 +107,7 @@ class Model(SearchMethod):
         return [list(row) for row in self._asked]
 
     def load_state(self, state: Any) -> None:
-        """Build the model anew from what was asked for, and what came of it."""
+        """Rebuild the model from what was asked for, and what came of it."""
         import optuna
 
         for number, (chosen, result) in enumerate(state):
@@ -96,8 +131,30 @@ class Model(SearchMethod):
         return int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
 
 
-def require(wanted: str, *modules: str) -> None:
-    """Refuse to go on without libraries that not everybody installs."""
+class Tpe(Model):
+    """Trials where good ones are more likely than bad ones, judged by the densities of both."""
+
+    def sampler(self, seed: int, startup: int) -> optuna.samplers.BaseSampler:
+        """Return Optuna's sampler, which counts running trials as bad ones."""
+        import optuna
+
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup, multivariate=True, constant_liar=True)
+
+
+class Gp(Model):
+    """Trials with the largest expected improvement, by a Gaussian process through the earlier ones."""
+
+    _libraries = ("optuna", "scipy", "torch")
+
+    def sampler(self, seed: int, startup: int) -> optuna.samplers.BaseSampler:
+        """Return Optuna's sampler, which takes running trials into account."""
+        import optuna
+
+        return optuna.samplers.GPSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
+
+
+def _require(wanted: str, *modules: str) -> None:
+    """Raise if an optional library is missing."""
     for module in modules:
         try:
             importlib.import_module(module)
@@ -127,9 +184,9 @@ def _quiet() -> Iterator[None]:
         optuna.logging.set_verbosity(level)
 
 
-def _distributions(of: list[Hyperparameter]) -> dict[str, optuna.distributions.BaseDistribution]:
-    """Return what Optuna chooses from, by the place of each hyperparameter in the space."""
-    made = ((str(index), _distribution(leaf)) for index, leaf in enumerate(of))
+def _distributions(space: Space) -> dict[str, optuna.distributions.BaseDistribution]:
+    """Return what Optuna chooses from, by the index of each hyperparameter in the space."""
+    made = ((str(index), _distribution(leaf)) for index, (_, leaf) in enumerate(leaves(space)))
     return {name: distribution for name, distribution in made if distribution is not None}
 
 
@@ -143,7 +200,7 @@ def _distribution(leaf: Hyperparameter) -> optuna.distributions.BaseDistribution
             return distributions.IntDistribution(leaf.minval, leaf.maxval)
         case Double() | Log():  # a log is chosen by its exponent
             return distributions.FloatDistribution(leaf.minval, leaf.maxval)
-        case Categorical():  # by its place, as the values may be anything
+        case Categorical():  # by index, as the values may be anything
             return distributions.CategoricalDistribution(range(len(leaf.vals)))
 
 

@@ -5,52 +5,58 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-import json
 import os
 import types
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from determined import errors
 from determined._import import import_from_path
 from determined._packages import explained
-from determined.experiment.search._method import SearchMethod
+from determined.experiment.config._searcher import MaxConcurrentTrials, Searcher, register
+from determined.experiment.config._section import key
+from determined.experiment.search._method import Folder, SearchMethod, Setup
 
 
-def load_method(method: str, folder: str | os.PathLike[str]) -> type[SearchMethod]:
+@register
+class CustomSearcher(Searcher):
+    """A search method of your own, in Python."""
+
+    name: Literal["custom"] = "custom"
+    method: Annotated[
+        str,
+        key(
+            "The class, as `module:Class`.",
+            "my_search:Method",
+            pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*$",
+        ),
+    ]
+    max_concurrent_trials: MaxConcurrentTrials = 16
+    options: Annotated[dict[str, Any], key("Passed to the method unchanged.", {"patience": 3})] = {}
+
+    def build(self, setup: Setup) -> SearchMethod:
+        """Return the user's search method, imported from the folder of the setup."""
+        return load_method(self.method, setup.folder)(setup)
+
+
+def load_method(method: str, folder: Folder) -> type[SearchMethod]:
     """Return the class that `module:Class` names, imported from the folder first.
 
-    Modules of the folder are forgotten afterwards, so the method's module should import what it needs at its top.
+    Modules of the folder are removed from `sys.modules` afterwards, so the method's module should import what it
+    needs at its top.
     """
     module_name, _, class_name = method.partition(":")
     with import_from_path(folder):
         module = _module(method, module_name, folder)
         found = _attribute(method, module, class_name)
     if not (inspect.isclass(found) and issubclass(found, SearchMethod)):
-        raise _refusal(method, f"{found!r} is no search method", "Make it a class that inherits from SearchMethod")
+        raise _refusal(method, f"{found!r} is not a search method", "Make it a class that inherits from SearchMethod")
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
         raise _refusal(method, f"{class_name} lacks {missing}", f"Define {missing} in the class")
     return found
 
 
-def checked_state(method: SearchMethod) -> Any:
-    """Return the state of a user's method, if it is what JSON gives back."""
-    state = method.state()
-    name = f"{type(method).__name__}.state()"
-    try:
-        read = json.loads(json.dumps(state, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise errors.InvalidExperimentException(
-            f"{name} returned {state!r}, which is not JSON ({error}); return finite numbers, texts, lists and maps."
-        ) from error
-    if read != state:
-        raise errors.InvalidExperimentException(
-            f"{name} returned {state!r}, which JSON turns into {read!r}; use lists, not tuples, and texts as keys."
-        )
-    return state
-
-
-def _module(method: str, name: str, folder: str | os.PathLike[str]) -> types.ModuleType:
+def _module(method: str, name: str, folder: Folder) -> types.ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -63,7 +69,7 @@ def _module(method: str, name: str, folder: str | os.PathLike[str]) -> types.Mod
         ) from error
     except Exception as error:
         problem = f"importing it failed: {type(error).__name__}: {error}"
-        raise _refusal(method, problem, "Mend the module, or name another one") from error
+        raise _refusal(method, problem, "Fix the module, or name another one") from error
 
 
 def _attribute(method: str, module: types.ModuleType, path: str) -> Any:

@@ -1,8 +1,7 @@
-"""From what pydantic says about a config to what people can use: where, what, which rule, what to write."""
+"""Turns the errors of pydantic into issues that people can use: the path, the value, the rule and what to write."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -12,33 +11,45 @@ from pydantic_core import ErrorDetails
 
 from determined.experiment.config._experiment import ExperimentConfig
 from determined.experiment.config._hyperparameters import KINDS
-from determined.experiment.config._searcher import SEARCHERS
-from determined.experiment.config._section import Path, RuleViolation, Section, is_marked, tagged
+from determined.experiment.config._searcher import searchers
+from determined.experiment.config._section import (
+    NOTHING,
+    SECRET,
+    ConfigIssue,
+    Path,
+    RuleViolation,
+    Section,
+    is_marked,
+    tagged,
+)
 from determined.experiment.config._storage import HOME, STORAGES, HomeStorage
 from determined.experiment.config._text import any_of, in_yaml, nearest
 
-NOTHING = object()
-SECRET = object()
 
-# The kinds that a section can be of, by the key that tells them apart.
-_FAMILIES = (("name", SEARCHERS), ("type", STORAGES), ("type", KINDS))
-_KINDS: dict[str, type[Section]] = {
-    tagged(str(kind.model_fields[key].default)): kind for key, family in _FAMILIES for kind in family
-} | {HOME: HomeStorage}
+class _Family(NamedTuple):
+    """The kinds of a top-level section, which a key of it tells apart."""
+
+    section: str
+    key: str
+    kinds: Mapping[str, type[Section]]
 
 
-class ConfigIssue(NamedTuple):
-    """One rule that does not hold."""
+def _families() -> tuple[_Family, ...]:
+    return (
+        _Family("searcher", "name", searchers()),
+        _Family("checkpoint_storage", "type", {str(kind.model_fields["type"].default): kind for kind in STORAGES}),
+        _Family("hyperparameters", "type", {str(kind.model_fields["type"].default): kind for kind in KINDS}),
+    )
 
-    path: Path
-    rule: str
-    remedy: str
-    value: Any = NOTHING
-    needs: frozenset[str] = frozenset()
+
+def _kind_of(tag: str) -> type[Section] | None:
+    """Return the kind of section that has a tag of pydantic."""
+    kinds = {tagged(name): kind for family in _families() for name, kind in family.kinds.items()}
+    return kinds.get(tag, HomeStorage if tag == HOME else None)
 
 
 class _Place(NamedTuple):
-    """What the models know about a place in a config."""
+    """What the models know about a path in a config."""
 
     path: Path
     field: FieldInfo | None
@@ -52,18 +63,18 @@ class _Place(NamedTuple):
         return f"{self.name}: {in_yaml(examples[0])}" if examples else "something else"
 
 
-def findings(error: pydantic.ValidationError) -> Iterator[ConfigIssue]:
-    """Yield what an error of the models means."""
+def issues(error: pydantic.ValidationError) -> Iterator[ConfigIssue]:
+    """Yield the issues in an error of the models."""
     for detail in error.errors(include_url=False):
-        yield from _findings(detail)
+        yield from _issues(detail)
 
 
-def _findings(detail: ErrorDetails) -> Iterator[ConfigIssue]:
+def _issues(detail: ErrorDetails) -> Iterator[ConfigIssue]:
     place = _place(detail["loc"])
     kind = detail["type"]
-    if kind == "breaches":
-        for breach in detail["ctx"]["breaches"]:
-            yield _of_breach(place, breach, detail["input"])
+    if kind == "violations":
+        for violation in detail["ctx"]["violations"]:
+            yield _of_violation(place, violation, detail["input"])
     elif kind == "extra_forbidden":
         yield _of_unknown_key(detail["loc"])
     elif kind in ("union_tag_invalid", "union_tag_not_found"):
@@ -81,7 +92,7 @@ def _place(loc: tuple[str | int, ...]) -> _Place:
     field, name = None, ""
     for part in loc:
         if isinstance(part, str) and part.startswith("\0"):
-            section = _KINDS.get(part)
+            section = _kind_of(part)
             continue
         path.append(part)
         if isinstance(part, str):
@@ -96,18 +107,18 @@ def _section_in(annotation: Any) -> type[Section] | None:
     return next((found for part in get_args(annotation) if (found := _section_in(part))), None)
 
 
-def _of_breach(place: _Place, breach: RuleViolation, given: Any) -> ConfigIssue:
+def _of_violation(place: _Place, violation: RuleViolation, given: Any) -> ConfigIssue:
     value: Any = given
-    for key in breach.at:
+    for key in violation.at:
         try:
             value = value[key]
         except (LookupError, TypeError):
             value = NOTHING
             break
-    field = place.section.model_fields.get(str(breach.at[0])) if breach.at and place.section else None
+    field = place.section.model_fields.get(str(violation.at[0])) if violation.at and place.section else None
     if field is not None and is_marked(field, "secret"):
         value = SECRET
-    return ConfigIssue((*place.path, *breach.at), breach.rule, breach.remedy, value, breach.needs)
+    return ConfigIssue((*place.path, *violation.at), violation.rule, violation.remedy, value, violation.needs)
 
 
 def _of_unknown_key(loc: tuple[str | int, ...]) -> ConfigIssue:
@@ -124,53 +135,48 @@ def _of_unknown_key(loc: tuple[str | int, ...]) -> ConfigIssue:
     else:
         remedy = f"The keys here are {', '.join(known)}."
         if section is ExperimentConfig:
-            remedy += " Hyperparameters go below hyperparameters, what else the program needs below data."
+            remedy += " Hyperparameters go below hyperparameters, other settings of the program below data."
     return ConfigIssue(path, "there is no such key here", remedy)
 
 
 def _owners(section: type[Section] | None, key: str) -> str | None:
-    """Return of which other kinds than this a key is, if any: 'name: random or gp'."""
-    for tag, family in _FAMILIES:
-        if section in family or (section is HomeStorage and family is STORAGES):
-            owners = [str(kind.model_fields[tag].default) for kind in family if key in kind.model_fields]
-            return f"{tag}: {any_of(owners)}" if owners else None
+    """Return which other kinds of the section have the key, if any: 'name: gp or random'."""
+    for family in _families():
+        if section in family.kinds.values() or (section is HomeStorage and family.section == "checkpoint_storage"):
+            owners = [name for name, kind in family.kinds.items() if key in kind.model_fields]
+            return f"{family.key}: {any_of(owners)}" if owners else None
     return None
 
 
-@functools.cache
 def _homes() -> dict[str, str]:
-    """Return the sections of the config by the keys that they have; the first one of those with the same key."""
+    """Return the section of each key of the config's sections; the first of those with the same key."""
     homes: dict[str, str] = {}
     for name, field in ExperimentConfig.model_fields.items():
         section = _section_in(field.annotation)
         homes = dict.fromkeys(section.model_fields if section else (), name) | homes
-    return dict.fromkeys((key for kind in SEARCHERS for key in kind.model_fields), "searcher") | homes
+    return dict.fromkeys((key for kind in searchers().values() for key in kind.model_fields), "searcher") | homes
 
 
 def _of_unknown_kind(place: _Place, given: Any) -> ConfigIssue:
-    key, family = next((key, family) for key, family in _FAMILIES if _is_family(place, family))
-    choices = [str(kind.model_fields[key].default) for kind in family]
+    family = next(family for family in _families() if family.section == place.path[0])
+    key, choices = family.key, list(family.kinds)
     if not isinstance(given, Mapping):
-        return ConfigIssue(place.path, "it is not a map of keys and values", f"Write {place.example}.", given)
+        return ConfigIssue(place.path, "it is not a mapping", f"Write {place.example}.", given)
     path = (*place.path, key)
     kind = given.get(key)
     if kind is None:
         return ConfigIssue(path, "it is required", f"Write {key}: {any_of(choices)}.")
     remedy = _did_you_mean(nearest(kind, choices)) or f"Write {key}: {any_of(choices)}."
-    if family is KINDS:
+    if family.section == "hyperparameters":
         remedy += (
-            f" A map with {key} is a range; a hyperparameter of that name is written "
+            f" A mapping with {key} is a range; a hyperparameter of that name is written "
             f"{key}: {{type: const, val: {kind}}}."
         )
     return ConfigIssue(path, f"it is not one of {', '.join(choices)}", remedy, kind)
 
 
-def _is_family(place: _Place, family: tuple[type[Section], ...]) -> bool:
-    return family is {"searcher": SEARCHERS, "checkpoint_storage": STORAGES}.get(str(place.path[0]), KINDS)
-
-
 def _choices(annotation: Any) -> list[str]:
-    """Return the words that a key can be."""
+    """Return the strings that a key accepts."""
     if get_origin(annotation) is Literal:
         return [str(word) for word in get_args(annotation)]
     return [word for part in get_args(annotation) for word in _choices(part)]
@@ -192,11 +198,11 @@ def _explained(detail: ErrorDetails, place: _Place) -> tuple[str, str]:
 
 _CLAUSES = {
     "missing": "it is required",
-    "model_type": "it is not a map of keys and values",
-    "dict_type": "it is not a map of keys and values",
+    "model_type": "it is not a mapping",
+    "dict_type": "it is not a mapping",
     "list_type": "it is not a list",
-    "string_type": "it is not a text",
-    "int_type": "it is not a whole number",
+    "string_type": "it is not a string",
+    "int_type": "it is not an integer",
     "float_type": "it is not a number",
     "finite_number": "it is not a finite number",
     "bool_type": "it is neither true nor false",
@@ -219,7 +225,7 @@ def _by_example(place: _Place, value: Any = None) -> str:
     return f"Write {place.example}."
 
 
-def _whole(place: _Place, value: Any) -> str:
+def _integer(place: _Place, value: Any) -> str:
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return f"Write {place.name}: {int(value)}."
     if isinstance(value, str) and value.strip().isdecimal():
@@ -229,8 +235,8 @@ def _whole(place: _Place, value: Any) -> str:
 
 def _quoted(place: _Place, value: Any) -> str:
     if isinstance(value, int | float):
-        return f"Put it in quotes if it is meant as a text, or write, for example, {place.example}."
+        return f"Put it in quotes if it is meant as a string, or write, for example, {place.example}."
     return _by_example(place)
 
 
-_REMEDIES: dict[str, Callable[[_Place, Any], str]] = {"int_type": _whole, "string_type": _quoted}
+_REMEDIES: dict[str, Callable[[_Place, Any], str]] = {"int_type": _integer, "string_type": _quoted}

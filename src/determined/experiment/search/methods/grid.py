@@ -3,15 +3,45 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from determined import errors
 from determined.experiment.config import Categorical, Const, Double, Hyperparameter, Int, Log, Space
+from determined.experiment.config._hyperparameters import leaves
+from determined.experiment.config._searcher import MaxConcurrentTrials, Searcher, register
+from determined.experiment.config._section import RuleViolation
+from determined.experiment.search._draws import filled
 from determined.experiment.search._method import SearchMethod, Setup
-from determined.experiment.search._space import filled, leaves
 
 N = TypeVar("N", float, Fraction)
+_MAX_POINTS = 1_000_000  # all of them become trials at once if max_concurrent_trials is 0
+
+
+@register
+class GridSearcher(Searcher):
+    """One trial for every combination of values. Each int, double and log range needs a `count`."""
+
+    name: Literal["grid"] = "grid"
+    max_concurrent_trials: MaxConcurrentTrials = 16
+
+    def build(self, setup: Setup) -> SearchMethod:
+        """Return the search method."""
+        return Grid(setup)
+
+    def space_violations(self, space: Space) -> Iterator[RuleViolation]:
+        """Yield the ranges without a count, and that there are too many points."""
+        found = list(leaves(space))
+        for path, leaf in found:
+            if _lacks_count(leaf):
+                yield RuleViolation((*path, "count"), "a grid search needs it", "Write count: 5.")
+        if (points := math.prod(1 if _lacks_count(leaf) else _count(leaf) for _, leaf in found)) > _MAX_POINTS:
+            yield RuleViolation(
+                (),
+                f"the grid has {points} points, more than {_MAX_POINTS}",
+                "Choose smaller counts, or searcher.name: random.",
+            )
 
 
 class Grid(SearchMethod):
@@ -36,7 +66,7 @@ class Points:
 
     def __init__(self, space: Space) -> None:
         self._space = space
-        self._axes = [_Axis(leaf) for leaf in leaves(space)]
+        self._axes = [_Axis(leaf) for _, leaf in leaves(space)]
         self.count: int = math.prod(axis.count for axis in self._axes)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -70,13 +100,17 @@ class _Axis:
                 return leaf.base ** _between(leaf.minval, leaf.maxval, index, self.count)
 
 
+def _lacks_count(leaf: Hyperparameter) -> bool:
+    return isinstance(leaf, Int | Double | Log) and leaf.count is None
+
+
 def _count(leaf: Hyperparameter) -> int:
     match leaf:
         case Const():
             return 1
         case Categorical():
             return len(leaf.vals)
-    if leaf.count is None:
+    if leaf.count is None:  # a search made in Python; a config is checked before
         raise errors.InvalidExperimentException(
             f"A grid search needs a count for every range; {leaf.type} from {leaf.minval} to {leaf.maxval} has none. "
             "Add count: 5 to it, or choose another searcher."
@@ -85,10 +119,10 @@ def _count(leaf: Hyperparameter) -> int:
 
 
 def _between(low: N, high: N, index: int, count: int) -> N:
-    """Return the value at one of `count` evenly spaced places; the only one is in the middle."""
+    """Return the value at one of `count` evenly spaced points; a single one is in the middle."""
     return low + (high - low) / 2 if count == 1 else low + index * (high - low) / (count - 1)
 
 
 def _rounded(value: Fraction) -> int:
-    """Return the nearest whole number; of two, the one further from zero."""
+    """Return the nearest integer; of two, the one further from zero."""
     return int(math.copysign(1, value)) * math.floor(abs(value) + Fraction(1, 2))

@@ -1,14 +1,13 @@
-"""What a runner tells a search."""
+"""What a runner and a search tell each other: events to the search, operations from it."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
 import enum
+import math
 from collections.abc import Mapping
 from typing import Any
-
-from determined.experiment.search._numbers import to_json
 
 
 class ExitReason(enum.Enum):
@@ -27,7 +26,7 @@ class Event(abc.ABC):
 
     @abc.abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """Return the event as a JSON map, which `Event.from_json` reads."""
+        """Return the event as a JSON object, which `Event.from_json` reads."""
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Event:
@@ -47,7 +46,7 @@ class Began(Event):
     """The experiment begins; the first event, and the only one of its kind."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the event as a JSON map."""
+        """Return the event as a JSON object."""
         return {"type": "began"}
 
 
@@ -55,8 +54,8 @@ class Began(Event):
 class Validated(Event):
     """A trial reported validation metrics.
 
-    `metric` is the searcher's metric, NaN for one that is no number; `time` is the value of the searcher's
-    `time_metric`, None where there is none.
+    `metric` is the searcher's metric, NaN if it is not a number. `time` is the searcher's `time_metric`, None if there
+    is no such metric.
     """
 
     request_id: str
@@ -64,9 +63,9 @@ class Validated(Event):
     time: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the event as a JSON map."""
-        time = None if self.time is None else to_json(self.time)
-        return {"type": "validated", "request_id": self.request_id, "metric": to_json(self.metric), "time": time}
+        """Return the event as a JSON object."""
+        time = None if self.time is None else json_number(self.time)
+        return {"type": "validated", "request_id": self.request_id, "metric": json_number(self.metric), "time": time}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,5 +76,43 @@ class Exited(Event):
     reason: ExitReason
 
     def to_json(self) -> dict[str, Any]:
-        """Return the event as a JSON map."""
+        """Return the event as a JSON object."""
         return {"type": "exited", "request_id": self.request_id, "reason": self.reason.value}
+
+
+class Operation:
+    """Something that the runner is asked to do: a `Create`, a `Stop` or a `Shutdown`."""
+
+    __slots__ = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Create(Operation):
+    """Start a trial with these hyperparameters."""
+
+    request_id: str
+    hparams: dict[str, Any]
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stop(Operation):
+    """End a trial early; it keeps its results."""
+
+    request_id: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shutdown(Operation):
+    """End the experiment: every requested trial has ended.
+
+    `failed` means that all of them failed, `canceled` that all of them were canceled.
+    """
+
+    failed: bool = False
+    canceled: bool = False
+
+
+def json_number(number: float) -> float | str:
+    """Return the number as JSON, which has no infinities and no NaN; `float` reads it back."""
+    return number if math.isfinite(number) else str(number)

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from determined.experiment.config import RandomSearcher
+from determined.experiment.config._searcher import MaxConcurrentTrials, MaxTrials, Searcher, register
 from determined.experiment.search._method import SearchMethod, Setup
 
 
+@register
+class RandomSearcher(Searcher):
+    """`max_trials` trials with hyperparameters drawn at random."""
+
+    name: Literal["random"] = "random"
+    max_trials: MaxTrials
+    max_concurrent_trials: MaxConcurrentTrials = 16
+
+    def build(self, setup: Setup) -> SearchMethod:
+        """Return the search method."""
+        return Random(setup, self)
+
+
 class Random(SearchMethod):
-    """`max_trials` random trials; those with hyperparameters that make no sense are replaced."""
+    """`max_trials` random trials; those that raise InvalidHP are replaced."""
 
     def __init__(self, setup: Setup, searcher: RandomSearcher) -> None:
         super().__init__(setup)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import bisect
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from determined.experiment.search._events import ExitReason
-from determined.experiment.search._method import SearchMethod
-from determined.experiment.search._numbers import pack, unpack
-from determined.experiment.search._operations import Operation
+import numpy as np
+
+from determined.experiment.search._method import PreviewRow, Rung, SearchMethod
+from determined.experiment.search._protocol import ExitReason, Operation
 from determined.experiment.search._trials import Trial
 
 
@@ -21,7 +22,7 @@ class BracketPlan:
 
     rungs: int
     trials: int
-    concurrency: int  # 0: as many as it takes for one of them to reach the top
+    concurrency: int  # 0: enough that one of them reaches the top
     divisor: float
     max_time: int
 
@@ -37,27 +38,23 @@ class BracketPlan:
         return min(wanted, self.trials)
 
     def going_on(self, arrived: int) -> int:
-        """Return how many go on from a rung at which so many trials have arrived."""
+        """Return how many trials go on from a rung at which `arrived` trials have arrived."""
         return max(math.floor(arrived / self.divisor), 1)
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rung:
-    """One rung of a bracket: how much training it takes, how many trials have arrived, and which are on their way."""
-
-    bracket: int
-    number: int
-    time: int
-    arrived: int
-    climbing: tuple[str, ...]
-    """Request ids of the trials under way, not told to stop, that have reached all rungs below this one only."""
+    def preview(self, bracket: int) -> Iterator[PreviewRow]:
+        """Yield how many trials reach each rung if none fails; `bracket` is the number of this bracket."""
+        arrive = self.trials
+        for rung, time in enumerate(self.units):
+            go_on = self.going_on(arrive) if rung < self.rungs - 1 else 0
+            yield PreviewRow(bracket, rung, arrive, go_on, arrive - go_on, time)
+            arrive = go_on
 
 
 class Bracket:
     """The rungs of one bracket and the trials on them.
 
-    Metrics are kept so that smaller is better, and ascending within a rung. Which trial a metric belongs to is known of
-    trials under way only: nothing can happen to the metrics of the others.
+    Metrics are stored so that smaller is better, in ascending order within a rung. The trial of a metric is known only
+    while it runs: nothing can happen to the metrics of the others.
     """
 
     def __init__(self, plan: BracketPlan, method: SearchMethod) -> None:
@@ -65,11 +62,11 @@ class Bracket:
         self._units = plan.units
         self._method = method
         self._rungs: list[list[float]] = [[] for _ in self._units]
-        self._climbed: dict[str, list[float]] = {}  # the metrics of a trial under way, from rung 0 on
+        self._climbed: dict[str, list[float]] = {}  # the metrics of a running trial, from rung 0 on
         self._created = self._closed = self._invalid = 0
 
     def __contains__(self, request_id: str) -> bool:
-        """Say whether a trial under way belongs to this bracket."""
+        """Return whether a running trial belongs to this bracket."""
         return request_id in self._climbed
 
     def begin(self) -> Iterator[Operation]:
@@ -82,8 +79,8 @@ class Bracket:
         climbed = self._climbed[trial.request_id]
         while time >= self._units[len(climbed)]:
             rung = self._rungs[len(climbed)]
-            place = self._insert(climbed, metric)
-            if rung is self._rungs[-1] or place >= self._plan.going_on(len(rung)):
+            rank = self._insert(climbed, metric)
+            if rung is self._rungs[-1] or rank >= self._plan.going_on(len(rung)):
                 yield self._method.trials.stop(trial)
                 yield from self._create_another()
                 return
@@ -102,12 +99,12 @@ class Bracket:
             yield from self._create_another()
 
     def progress(self) -> float:
-        """Return how much of the bracket is done, from 0 to 1; a fifth is set aside for the climb of the last ones."""
+        """Return the finished fraction of the bracket, from 0 to 1; the last sixth is the climb of the last trials."""
         trials = self._plan.trials
         return min(max(len(self._rungs[0]) / (1.2 * trials), (self._closed - self._invalid) / trials), 1.0)
 
     def rungs(self, number: int) -> list[Rung]:
-        """Return the rungs of this bracket, whose number is given."""
+        """Return the rungs of this bracket; `number` is that of the bracket."""
         climbing: list[list[str]] = [[] for _ in self._units]
         for trial in self._method.trials:
             if trial.request_id in self and not trial.stopped:
@@ -121,23 +118,23 @@ class Bracket:
         """Return all of it as JSON."""
         return {
             "counts": [self._created, self._closed, self._invalid],
-            "rungs": [pack(rung) for rung in self._rungs],
-            "climbed": {request_id: pack(metrics) for request_id, metrics in self._climbed.items()},
+            "rungs": [_pack(rung) for rung in self._rungs],
+            "climbed": {request_id: _pack(metrics) for request_id, metrics in self._climbed.items()},
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Become what `state` described."""
         self._created, self._closed, self._invalid = state["counts"]
-        self._rungs = [unpack(rung) for rung in state["rungs"]]
-        self._climbed = {request_id: unpack(metrics) for request_id, metrics in state["climbed"].items()}
+        self._rungs = [_unpack(rung) for rung in state["rungs"]]
+        self._climbed = {request_id: _unpack(metrics) for request_id, metrics in state["climbed"].items()}
 
     def _insert(self, climbed: list[float], metric: float) -> int:
-        """Insert a trial's metric at its rung, before equal ones, and return its place."""
+        """Insert a trial's metric at its rung, before equal ones, and return its index."""
         rung = self._rungs[len(climbed)]
-        place = bisect.bisect_left(rung, metric)
-        rung.insert(place, metric)
+        index = bisect.bisect_left(rung, metric)
+        rung.insert(index, metric)
         climbed.append(metric)
-        return place
+        return index
 
     def _remove(self, climbed: list[float]) -> None:
         for rung, metric in zip(self._rungs, climbed, strict=False):
@@ -152,3 +149,13 @@ class Bracket:
         self._climbed[made.request_id] = []
         self._created += 1
         return made
+
+
+def _pack(numbers: Sequence[float]) -> str:
+    """Return many numbers as one short string; `_unpack` reads it back, bit for bit."""
+    return base64.b64encode(np.asarray(numbers, "<f8").tobytes()).decode()
+
+
+def _unpack(packed: str) -> list[float]:
+    numbers: list[float] = np.frombuffer(base64.b64decode(packed), "<f8").tolist()
+    return numbers

@@ -8,53 +8,52 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from determined.experiment.config._findings import ConfigIssue
-from determined.experiment.config._section import Path
+from determined.experiment.config._document.plain import MAX_DEPTH, Budget, TooMuch
+from determined.experiment.config._section import ConfigIssue, Path
 from determined.experiment.config._text import shown
-from determined.experiment.config._tree import DEEPEST, Budget, TooMuch
 
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = ("null", "bool", "int", "float", "str")
 
 
 class Read(NamedTuple):
-    """What a text holds."""
+    """What a string of YAML contains."""
 
     value: Any
     lines: dict[Path, int]
-    findings: list[ConfigIssue]
+    issues: list[ConfigIssue]
 
 
 class Unreadable(Exception):
-    """A text from which nothing can be had."""
+    """A string that is not YAML, or too large."""
 
-    def __init__(self, finding: ConfigIssue, line: int | None = None) -> None:
-        super().__init__(finding.rule)
-        self.finding = finding
+    def __init__(self, issue: ConfigIssue, line: int | None = None) -> None:
+        super().__init__(issue.rule)
+        self.issue = issue
         self.line = line
 
 
 def read_yaml(text: str) -> Read:
-    """Return the value in a text, None if it is empty; raise `Unreadable` with what is wrong."""
+    """Return the value in a string, None if it is empty; raise `Unreadable` with what is wrong."""
     builder = _Builder()
     try:
-        return Read(builder.build(_without_tabs_of_json(text)), builder.lines, builder.findings)
+        return Read(builder.build(_without_tabs_of_json(text)), builder.lines, builder.issues)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise Unreadable(_of_syntax(error, text), None if mark is None else mark.line + 1) from None
     except yaml.reader.ReaderError as error:
-        finding = ConfigIssue(
+        issue = ConfigIssue(
             (), f"it is not YAML: it has the character U+{error.character:04X}", "Remove that character."
         )
-        raise Unreadable(finding, text[: error.position].count("\n") + 1) from None
+        raise Unreadable(issue, text[: error.position].count("\n") + 1) from None
     except RecursionError:
-        raise Unreadable(ConfigIssue((), "it is nested too deep", "Take levels out; nothing needs so many.")) from None
+        raise Unreadable(ConfigIssue((), "it is nested too deeply", "Remove levels.")) from None
     except TooMuch as error:
-        raise Unreadable(error.finding, builder.lines.get(error.finding.path)) from None
+        raise Unreadable(error.issue, builder.lines.get(error.issue.path)) from None
 
 
 def _without_tabs_of_json(text: str) -> str:
-    """Return JSON with spaces for tabs, which YAML does not take; in JSON they can be between values only."""
+    """Return JSON with spaces for tabs, which YAML refuses; JSON has them between values only."""
     if "\t" not in text or not text.lstrip().startswith("{"):
         return text
     try:
@@ -66,23 +65,23 @@ def _without_tabs_of_json(text: str) -> str:
 
 def _of_syntax(error: yaml.MarkedYAMLError, text: str) -> ConfigIssue:
     mark = error.problem_mark or error.context_mark
-    said = ", ".join(part for part in (error.context, error.problem) if part)
+    problem = ", ".join(part for part in (error.context, error.problem) if part)
     if mark is None:
-        return ConfigIssue((), f"it is not YAML: {said}", "Correct it.")
+        return ConfigIssue((), f"it is not YAML: {problem}", "Correct it.")
     lines = text.splitlines()
     written = shown(lines[mark.line].rstrip()) if mark.line < len(lines) else "the end"
-    remedy = "Indent with spaces, not with tabs." if "\\t" in said else "Correct the line, or the one before it."
-    return ConfigIssue((), f"it is not YAML: {said}, at column {mark.column + 1} of {written}", remedy)
+    remedy = "Indent with spaces, not with tabs." if "\\t" in problem else "Correct the line, or the one before it."
+    return ConfigIssue((), f"it is not YAML: {problem}, at column {mark.column + 1} of {written}", remedy)
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads numbers as people mean them: 1e-3 is one, while dates and 10:30 are the texts that they are in JSON."""
+    """Reads numbers as people mean them: 1e-3 is a number; dates and 10:30 are strings, as in JSON."""
 
     def fetch_flow_collection_start(self, TokenClass: Any) -> None:  # noqa: N803  # the library's name
-        """Refuse endless brackets as soon as they are seen: what the library does with each takes longer and longer."""
-        if self.flow_level > DEEPEST:
+        """Refuse deep brackets at once: the time that the library takes grows with each."""
+        if self.flow_level > MAX_DEPTH:
             raise yaml.scanner.ScannerError(
-                None, None, f"there are brackets within more than {DEEPEST} brackets", self.get_mark()
+                None, None, f"there are brackets within more than {MAX_DEPTH} brackets", self.get_mark()
             )
         super().fetch_flow_collection_start(TokenClass)
 
@@ -100,23 +99,21 @@ _Loader.add_implicit_resolver(
     list("-+.0123456789"),
 )
 _Loader.add_implicit_resolver(
-    f"{_TAG}int",
-    re.compile(r"^[-+]?(?:0b[01_]+|0[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)$"),
-    list("-+0123456789"),
+    f"{_TAG}int", re.compile(r"^[-+]?(?:0b[01_]+|0[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)$"), list("-+0123456789")
 )
 
 
 class _Builder:
-    """Makes plain values of the nodes that YAML is parsed into, and remembers their lines."""
+    """Makes plain values of the nodes of parsed YAML, and keeps their lines."""
 
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {}
-        self.findings: list[ConfigIssue] = []
+        self.issues: list[ConfigIssue] = []
         self._budget = Budget()
         self._scalars = yaml.constructor.SafeConstructor()
 
     def build(self, text: str) -> Any:
-        """Return the one value of a text; None if there is none."""
+        """Return the value of a string; None if it is empty."""
         node = _Loader(text).get_single_node()
         return None if node is None else self._value(node, ())
 
@@ -124,29 +121,27 @@ class _Builder:
         self._budget.spend(path)
         self.lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
-            return self._map(node, path)
+            return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
             return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
         return self._scalar(node, path)
 
     def _scalar(self, node: yaml.Node, path: Path) -> Any:
         if not isinstance(node, yaml.ScalarNode) or node.tag.removeprefix(_TAG) not in _SCALARS:
-            self.findings.append(
-                ConfigIssue(path, f"the tag {node.tag} is not known here", "Write the value without a tag.")
-            )
+            self.issues.append(ConfigIssue(path, f"the tag {node.tag} is not known", "Write the value without a tag."))
             return None
         try:
             value = self._scalars.construct_object(node)
         except (ValueError, LookupError, yaml.constructor.ConstructorError):
             kind = node.tag.removeprefix(_TAG)
-            finding = ConfigIssue(
+            issue = ConfigIssue(
                 path, f"it cannot be read as {kind}", "Write a shorter value, or put it in quotes.", node.value
             )
-            self.findings.append(finding)
+            self.issues.append(issue)
             return None
         return _joined(value) if isinstance(value, str) else value
 
-    def _map(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         values: dict[str, Any] = {}
         merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
@@ -162,8 +157,8 @@ class _Builder:
     def _add(self, values: dict[str, Any], path: Path, key_node: yaml.Node, value_node: yaml.Node) -> None:
         key, line = str(path[-1]), key_node.start_mark.line + 1
         if key in values:
-            rule = f"the key is there twice, on lines {self.lines[path]} and {line}"
-            self.findings.append(ConfigIssue(path, rule, "Remove one of the two."))
+            rule = f"the key is given twice, on lines {self.lines[path]} and {line}"
+            self.issues.append(ConfigIssue(path, rule, "Remove one of the two."))
             return
         self.lines.setdefault(path, line)
         values[key] = self._value(value_node, path)
@@ -172,30 +167,30 @@ class _Builder:
         if isinstance(node, yaml.ScalarNode) and node.tag == f"{_TAG}str":
             return _joined(node.value)
         if isinstance(node, yaml.ScalarNode):
-            finding = ConfigIssue((*path, node.value), "the key is not a text", f'Put it in quotes: "{node.value}".')
+            issue = ConfigIssue((*path, node.value), "the key is not a string", f'Put it in quotes: "{node.value}".')
         else:
-            finding = ConfigIssue((*path, "?"), "the key is a map or a list", "Write a text as key.")
-        self.lines.setdefault(finding.path, node.start_mark.line + 1)
-        self.findings.append(finding)
+            issue = ConfigIssue((*path, "?"), "the key is a mapping or a list", "Write a string as key.")
+        self.lines.setdefault(issue.path, node.start_mark.line + 1)
+        self.issues.append(issue)
         return None
 
     def _merged(self, node: yaml.Node, path: Path) -> dict[str, Any]:
-        """Return what `<<` brings in: a map, or several of which the first that has a key wins."""
+        """Return what `<<` merges: a mapping, or several of which the first with a key wins."""
         self._budget.spend(path)
         if isinstance(node, yaml.MappingNode):
-            return self._map(node, path)
-        maps = node.value if isinstance(node, yaml.SequenceNode) else []
-        if not maps or not all(isinstance(item, yaml.MappingNode) for item in maps):
-            self.findings.append(ConfigIssue(path, "what << merges is not a map", "Write <<: *name of a map."))
+            return self._mapping(node, path)
+        mappings = node.value if isinstance(node, yaml.SequenceNode) else []
+        if not mappings or not all(isinstance(item, yaml.MappingNode) for item in mappings):
+            self.issues.append(ConfigIssue(path, "what << merges is not a mapping", "Write <<: *name of a mapping."))
             return {}
         values: dict[str, Any] = {}
-        for item in maps:
+        for item in mappings:
             values = self._merged(item, path) | values
         return values
 
 
 def _joined(text: str) -> str:
-    r"""Return a text in which characters written as two halves, as JSON does (\ud83d\ude00), are whole."""
+    r"""Return a string in which surrogate pairs, as JSON writes them (\ud83d\ude00), are one character."""
     try:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
     except UnicodeDecodeError:
