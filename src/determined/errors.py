@@ -8,9 +8,12 @@
     │   ├── CheckpointNotFoundException (also FileNotFoundError)
     │   └── StateMismatchException      its state does not fit the trial (also RuntimeError)
     ├── StorageException                a checkpoint store cannot be used as asked
-    ├── TrackingException               the tracking database cannot be used
-    │   ├── SchemaVersionException      it was written by a newer Resolute
-    │   └── NotOnRecordException        it has no experiment, trial or checkpoint of that id
+    ├── TrackingException               the tracking database did not do what was asked
+    │   ├── DatabaseException           it is damaged, cannot be reached or cannot be written
+    │   │   └── SchemaVersionException  it was written by a newer Resolute
+    │   ├── ConflictException           its present state, or another process, does not allow it
+    │   └── InvalidRequestException     the request makes no sense, whatever is stored
+    │       └── NotOnRecordException    there is no experiment, trial or checkpoint of that id
     ├── PeerLostException               another rank is gone, did not come, or could not take part
     ├── InvalidHP                       raised by user code: these hyperparameters make no sense
     └── MisuseError                     (also AssertionError and ValueError)
@@ -86,14 +89,26 @@ class StorageException(DeterminedException):
 
 
 class TrackingException(DeterminedException):
-    """The tracking database cannot be read or written."""
+    """The tracking database did not do what was asked: see the three kinds of this exception."""
 
 
-class SchemaVersionException(TrackingException):
+class DatabaseException(TrackingException):
+    """The tracking database is damaged, cannot be reached, or cannot be read or written."""
+
+
+class SchemaVersionException(DatabaseException):
     """The tracking database was written by a newer Resolute than this one."""
 
 
-class NotOnRecordException(TrackingException):
+class ConflictException(TrackingException):
+    """What is stored, or another process, does not allow it: a state has ended, a name is taken, a claim is held."""
+
+
+class InvalidRequestException(TrackingException):
+    """The request itself cannot be met: a value that is not allowed, or something that does not exist."""
+
+
+class NotOnRecordException(InvalidRequestException):
     """The tracking database has no experiment, trial, checkpoint or model of that id."""
 
 

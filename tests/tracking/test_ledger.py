@@ -329,16 +329,6 @@ def test_validations_of_other_experiments_are_not_seen(
     assert ledger.validations() == []
 
 
-def test_a_lost_validation_is_noticed(ledger: tracking.ExperimentStore, database: pathlib.Path) -> None:
-    (id,) = add_trials(ledger)
-    with tracking.TrialWriter.attach(database, 1, id, 1) as recorder:
-        recorder.write([report(step, loss=1.0) for step in (1, 2, 3)])
-    with closing(sqlite3.connect(database)) as connection, connection:
-        connection.execute("DELETE FROM metrics WHERE number = 3")
-    with pytest.raises(errors.TrackingException, match="0 validations of experiment 1 from number 3 on where 1 were"):
-        ledger.validations(after_id=2)
-
-
 @pytest.mark.parametrize(("smaller_is_better", "best"), [(True, (2, 0.5)), (False, (1, 3.0))])
 def test_the_best_validation_is_by_the_metric_of_the_search(
     smaller_is_better: bool, best: tuple[int, float], database: pathlib.Path

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -117,26 +115,3 @@ def test_a_deleted_model_is_gone_with_its_versions(
     assert (registry.models(), records.registered_checkpoints()) == ([], set())
     again = registry.create_model("digits")
     assert (again.id, again.version_count) == (2, 0)
-
-
-@pytest.mark.parametrize(
-    ("statement", "said"),
-    [
-        ("DELETE FROM versions WHERE number = 2", "1 versions of 1 where 2 were stored"),
-        ("DELETE FROM models", "0 models of 0 where 1 were stored"),
-        ("UPDATE versions SET checkpoint = 'x' WHERE number = 2", "row 2 of table 'versions'.*checksum"),
-        ("UPDATE versions SET checksum = NULL", "row 1 of table 'versions' has None as 'checksum'"),
-        ("UPDATE models SET checksum = NULL", "row 1 of table 'models' has None as 'checksum'"),
-        ("UPDATE models SET labels = '{}', checksum = 0", "row 1 of table 'models'"),
-    ],
-)
-def test_no_damage_makes_a_registered_checkpoint_look_unregistered(
-    statement: str, said: str, registry: tracking.Registry, records: tracking.TrackingReader, database: pathlib.Path
-) -> None:
-    registry.create_model("digits")
-    for uuid in ("one", "two"):
-        registry.register_version("digits", uuid)
-    with closing(sqlite3.connect(database)) as connection, connection:
-        connection.execute(statement)
-    with pytest.raises(errors.TrackingException, match=f"damaged: .*{said}"):
-        records.registered_checkpoints()

@@ -195,38 +195,6 @@ def test_a_tool_without_a_run_can_write_what_is_no_state(
     assert ledger.trials()[0].state is RunState.ACTIVE
 
 
-# Damage
-
-
-@pytest.mark.parametrize(
-    ("statement", "said"),
-    [
-        ("DELETE FROM runs WHERE run_id = 1", "trial 1 has 1 runs on record where 2 were stored"),
-        ("DELETE FROM runs", "trial 1 has 0 runs on record where 2"),
-        ("UPDATE runs SET started_from_step = 9 WHERE run_id = 2", "row 2 of table 'runs'.*checksum"),
-        ("UPDATE runs SET checksum = NULL WHERE run_id = 2", "row 2 of table 'runs' has None as 'checksum'"),
-        ("UPDATE metrics SET run_id = 2", "row 1 of table 'metrics'.*checksum"),
-        ("UPDATE metrics SET run_id = NULL", "row 1 of table 'metrics'.*checksum"),
-        ("UPDATE trials SET run_id = 1", "row 1 of table 'trials'.*checksum"),
-        ("UPDATE trials SET run_id = NULL", "row 1 of table 'trials'.*checksum"),
-    ],
-)
-def test_damage_that_would_change_the_history_is_noticed(
-    statement: str,
-    said: str,
-    ledger: tracking.ExperimentStore,
-    trial: int,
-    database: pathlib.Path,
-    records: tracking.TrackingReader,
-) -> None:
-    write(database, trial, 1, report(1, loss=1.0))
-    begin_runs(ledger, [trial], run_id=2, step=0)
-    with closing(sqlite3.connect(database)) as connection, connection:
-        connection.execute(statement)
-    with pytest.raises(errors.TrackingException, match=f"damaged: .*{said}"):
-        records.metrics(trial)
-
-
 # Any course
 
 

@@ -160,20 +160,6 @@ def test_a_runner_sees_every_validation_while_trials_write_at_once(url: str) -> 
         assert [one.id for one in seen] == list(range(1, count * writes + 1))
 
 
-def test_a_lost_row_is_noticed(url: str) -> None:
-    import sqlalchemy as sa
-
-    with driving.claimed(url) as ledger:
-        ledger.commit(Changeset(events=[event(1), event(2)]))
-        engine = sa.create_engine(url)
-        with engine.begin() as connection:
-            statement = sa.text("DELETE FROM events WHERE experiment_id = :id AND number = 2")
-            connection.execute(statement, {"id": ledger.experiment_id})
-        engine.dispose()
-        with pytest.raises(errors.TrackingException, match=r"1 events of experiment \d+ .*restore a copy"):
-            ledger.events()
-
-
 def test_a_server_that_is_not_there_is_named(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("psycopg", reason="psycopg is not installed (pip install 'resolute[postgres]')")
     with pytest.raises(errors.TrackingException, match="cannot be used"):

@@ -1,6 +1,6 @@
 """The tracking database: experiments, trials, metrics and checkpoints of every run on this machine.
 
-A run writes messages through a `TrialWriter`. A runner drives an experiment of many trials through an
+A run writes messages through a `TrialWriter`. A runner manages an experiment of many trials through an
 `ExperimentStore` and shares the machine's `Slots`. The command line and other readers use `TrackingReader`, a
 `Registry` of models and, for what people add to the record or delete from it, a `Catalog`. Importing this package costs
 nothing: SQLAlchemy is imported when one of them is first used.
@@ -11,64 +11,61 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._json import as_stored, encode_json
-from ._messages import (
+from ._data import (
+    KEEP,
+    BestValidation,
+    Changeset,
     CheckpointDeleted,
+    CheckpointRecord,
     CheckpointSaved,
     CheckpointState,
     Continued,
-    Message,
-    MetadataChanged,
-    MetricReport,
-    ProgressChanged,
-    RunDescription,
-    RunState,
-    SeedChanged,
-    StateChanged,
-    StatusChanged,
-)
-from ._process import RunProcess
-from ._room import lacks_room
-from ._turns import (
-    KEEP,
-    Changeset,
     Control,
     Demand,
     Desired,
     ExperimentChange,
     ExperimentDescription,
+    ExperimentRecord,
     Keep,
     Lease,
-    NewTrial,
-    RunRecord,
-    SearchEvent,
-    Snapshot,
-    TrialChange,
-    TrialEntry,
-    TrialRequest,
-    Validation,
-)
-from ._views import (
-    BestValidation,
-    CheckpointRecord,
-    ExperimentRecord,
+    Message,
+    MetadataChanged,
+    MetricReport,
     MetricSummary,
     ModelRecord,
     ModelVersionRecord,
+    NewTrial,
     Overview,
+    ProgressChanged,
+    RunDescription,
+    RunProcess,
+    RunRecord,
+    RunState,
+    SearchEvent,
+    SeedChanged,
+    Snapshot,
+    StateChanged,
+    StatusChanged,
+    TrialChange,
+    TrialEntry,
     TrialOverview,
     TrialRecord,
+    TrialRequest,
+    Validation,
+    as_stored,
+    encode_json,
     is_comparable,
+    lacks_room,
     searcher_metric,
 )
 
 if TYPE_CHECKING:
     from ._catalog import Catalog
-    from ._ledger import ExperimentStore
-    from ._recorder import TrialWriter
-    from ._records import TrackingReader
-    from ._registry import Registry
-    from ._slots import Slots
+    from ._experiments import ExperimentStore
+    from ._leases import Slots
+    from ._models import Registry
+    from ._reader import TrackingReader
+    from ._writer import TrialWriter
 
 __all__ = [
     "KEEP",
@@ -126,11 +123,11 @@ __all__ = [
 
 _LOADED_ON_USE = {
     "Catalog": "_catalog",
-    "ExperimentStore": "_ledger",
-    "TrialWriter": "_recorder",
-    "TrackingReader": "_records",
-    "Registry": "_registry",
-    "Slots": "_slots",
+    "ExperimentStore": "_experiments",
+    "TrialWriter": "_writer",
+    "TrackingReader": "_reader",
+    "Registry": "_models",
+    "Slots": "_leases",
 }
 
 

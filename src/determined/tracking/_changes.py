@@ -1,4 +1,4 @@
-"""What messages of a run do to the tables."""
+"""What the messages of a run do to the tables."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any, assert_never
 
 import sqlalchemy as sa
 
-from . import _schema, _tallies, _writing
-from ._json import encode_document
-from ._messages import (
+from . import _database as db
+from ._data import (
     CheckpointDeleted,
     CheckpointSaved,
     CheckpointState,
@@ -19,13 +18,12 @@ from ._messages import (
     MetadataChanged,
     MetricReport,
     ProgressChanged,
-    RunDescription,
     SeedChanged,
     StateChanged,
     StatusChanged,
+    is_comparable,
 )
-from ._rows import CHECKPOINT, EXPERIMENT, RUN, TRIAL, storable_group, storable_text
-from ._views import is_comparable
+from ._queries import columns_of
 
 _VALIDATION = "validation"
 
@@ -36,9 +34,9 @@ class TrialRef:
 
     experiment_id: int
     trial_id: int
-    is_driven: bool = False  # by a runner, which decides about states
-    run_id: int | None = None  # of the run that writes, in a driven experiment
-    metric: str | None = None  # that the search of a driven experiment goes by
+    is_managed: bool = False  # by a runner, which decides about states
+    run_id: int | None = None  # of the run that writes, in a managed experiment
+    metric: str | None = None  # that the search of a managed experiment goes by
 
 
 @dataclasses.dataclass(slots=True)
@@ -70,60 +68,55 @@ class Changes:
             case Continued():
                 self.continued = message
             case StatusChanged() | MetadataChanged() | SeedChanged():
-                self.trial.update(fields(message))
+                self.trial.update(columns_of(message))
             case _:
                 assert_never(message)
 
     def _report(self, report: MetricReport) -> dict[str, Any]:
-        # Spelled out, because there are far more of these than of all other rows.
-        group = storable_group(report.group)
-        is_looked_for = self.of.is_driven and group == _VALIDATION
+        is_ranked = self.of.is_managed and report.group == _VALIDATION
         return {
             "trial_id": self.of.trial_id,
-            "group": group,
-            "steps_completed": int(report.steps_completed),
-            "time": float(report.time) + 0.0,
-            "metrics": encode_document(report.metrics),
+            "group": report.group,
+            "steps_completed": report.steps_completed,
+            "time": report.time,
+            "metrics": report.metrics,
             "run_id": self.of.run_id,
-            "experiment_id": self.of.experiment_id if is_looked_for else None,
+            "experiment_id": self.of.experiment_id if is_ranked else None,
             "number": None,
-            "score": self._score(report) if is_looked_for else None,
+            "score": self._score(report) if is_ranked else None,
         }
 
     def _score(self, report: MetricReport) -> float | None:
         value: Any = report.metrics.get(self.of.metric) if self.of.metric is not None else None
-        return float(value) + 0.0 if is_comparable(value) else None
+        return value if is_comparable(value) else None
 
     def _checkpoint(self, message: CheckpointSaved) -> dict[str, Any]:
         size = sum(message.resources.values())
-        state = CheckpointState.COMPLETED.value
-        return {"trial_id": self.of.trial_id, "size": size, "state": state, **fields(message)}
+        return {"trial_id": self.of.trial_id, "size": size, "state": CheckpointState.COMPLETED, **columns_of(message)}
 
     def _change_state(self, message: StateChanged) -> None:
-        if self.of.is_driven:
+        if self.of.is_managed:
             # The runner decides what the end of a process means for the trial; it can read how that called it.
-            self.run.update(outcome=message.state.value, outcome_reason=message.reason)
+            self.run.update(outcome=message.state, outcome_reason=message.reason)
             return
-        change = {"state": message.state.value, "ended": message.time if message.state.is_final else None}
+        change = {"state": message.state, "ended": message.time if message.state.is_final else None}
         self.experiment.update(change)
         self.trial.update(change, reason=message.reason)
 
     def apply(self, connection: sa.Connection) -> None:
         """Write all of it."""
-        _writing.insert_reports(connection, self.metrics)
-        for values in _without_known(connection, self.saved):
-            _writing.insert_checkpoint(connection, values)
+        insert_reports(connection, self.metrics)
+        if unknown := _unknown(connection, self.saved):
+            connection.execute(sa.insert(db.checkpoints), unknown)
         for uuid in self.deleted:
-            _mark_deleted(connection, uuid)
+            _update(connection, db.checkpoints, {"state": CheckpointState.DELETED}, db.checkpoints.c.uuid == uuid)
         self._apply_start(connection)
-        if self.trial:
-            for row in _writing.locked(connection, TRIAL, _schema.trials.c.id == self.of.trial_id):
-                _writing.change(connection, TRIAL, row, self.trial)
-        if self.run and self.of.run_id is not None:
-            self._apply_to_run(connection)
-        if self.experiment and not self.of.is_driven:
-            for row in _writing.locked(connection, EXPERIMENT, _schema.experiments.c.id == self.of.experiment_id):
-                _writing.change(connection, EXPERIMENT, row, self.experiment)
+        _update(connection, db.trials, self.trial, db.trials.c.id == self.of.trial_id)
+        if self.of.run_id is not None:
+            of_run = db.runs.c.trial_id == self.of.trial_id, db.runs.c.run_id == self.of.run_id
+            _update(connection, db.runs, self.run, *of_run)
+        if not self.of.is_managed:
+            _update(connection, db.experiments, self.experiment, db.experiments.c.id == self.of.experiment_id)
 
     def _apply_start(self, connection: sa.Connection) -> None:
         """Add where the run started from: of the run, and of the trial if that is in another trial's checkpoint."""
@@ -142,33 +135,45 @@ class Changes:
                 "source_reported_steps": start.reported_steps,
             }
 
-    def _apply_to_run(self, connection: sa.Connection) -> None:
-        runs = _schema.runs.c
-        for row in _writing.locked(connection, RUN, runs.trial_id == self.of.trial_id, runs.run_id == self.of.run_id):
-            _writing.change(connection, RUN, row, self.run)
+
+def insert_reports(connection: sa.Connection, reports: Sequence[dict[str, Any]]) -> None:
+    """Store reports of one trial."""
+    if reports:
+        _number_validations(connection, [report for report in reports if report["experiment_id"] is not None])
+        connection.execute(sa.insert(db.metrics), reports)
 
 
-def fields(message: Message | RunDescription) -> dict[str, Any]:
-    """Return the fields of a message by name."""
-    return {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
+def _number_validations(connection: sa.Connection, reports: Sequence[dict[str, Any]]) -> None:
+    """Number the reports that a runner looks for in the order in which they become visible to it."""
+    if reports:
+        experiment_id = reports[0]["experiment_id"]
+        db.wait_for_turn(connection, "validations", experiment_id)
+        last = connection.execute(_LAST_NUMBER, {"experiment": experiment_id}).scalar() or 0
+        for number, report in enumerate(reports, last + 1):
+            report["number"] = number
 
 
-def _mark_deleted(connection: sa.Connection, uuid: str) -> None:
-    for row in _writing.locked(connection, CHECKPOINT, _schema.checkpoints.c.uuid == storable_text(uuid)):
-        if row.state != CheckpointState.DELETED:
-            _writing.change(connection, CHECKPOINT, row, {"state": CheckpointState.DELETED.value})
-            _tallies.add(connection, _tallies.DELETED, row.trial_id, 1)
+_LAST_NUMBER = sa.select(sa.func.max(db.metrics.c.number)).where(
+    db.metrics.c.experiment_id == sa.bindparam("experiment"), db.metrics.c.number.is_not(None)
+)
+
+
+def _update(
+    connection: sa.Connection, table: sa.Table, values: dict[str, Any], *conditions: sa.ColumnElement[bool]
+) -> None:
+    if values:
+        connection.execute(sa.update(table).where(*conditions).values(values))
 
 
 def _is_of_trial(connection: sa.Connection, uuid: str, trial_id: int) -> bool:
-    checkpoints = _schema.checkpoints.c
-    statement = sa.select(checkpoints.trial_id).where(checkpoints.uuid == storable_text(uuid))
+    checkpoints = db.checkpoints.c
+    statement = sa.select(checkpoints.trial_id).where(checkpoints.uuid == uuid)
     return connection.execute(statement).scalar_one_or_none() == trial_id
 
 
-def _without_known(connection: sa.Connection, saved: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out checkpoints that are on record: another process may have found one before its own run told of it."""
-    uuid = _schema.checkpoints.c.uuid
-    ids = [storable_text(row["uuid"]) for row in saved]
-    known = set(connection.execute(sa.select(uuid).where(uuid.in_(ids))).scalars()) if ids else set()
-    return [row for row in saved if storable_text(row["uuid"]) not in known]
+def _unknown(connection: sa.Connection, saved: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out checkpoints that are on record: another process may have found one before its own run reported it."""
+    uuid = db.checkpoints.c.uuid
+    return [
+        row for row in saved if connection.execute(sa.select(uuid).where(uuid == row["uuid"])).one_or_none() is None
+    ]

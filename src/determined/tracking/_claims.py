@@ -3,86 +3,88 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import sqlalchemy as sa
 
 from determined import errors
 
-from . import _database, _runs, _schema, _tallies, _writing
-from ._process import CLAIMED_FOR_S, RunProcess
-from ._reading import Reader
-from ._rows import RUNNER, Row
+from . import _database as db
+from ._data import CLAIMED_FOR_S, RunProcess
+from ._queries import process_columns, process_of
 
-_RUNNERS = _schema.runners
+_RUNNERS = db.runners
 
 
 def claim(connection: sa.Connection, experiment_id: int, process: RunProcess, *, force: bool) -> None:
     """Make a process the runner of an experiment, unless another one is or may be."""
-    _database.wait_for_turn(connection, "claims", experiment_id)
-    # Not even looked at if there is no question who gets it, so that a damaged one can be replaced.
+    db.wait_for_turn(connection, "claims", experiment_id)
     if not force:
-        _require_free(experiment_id, _holder(locked(connection, experiment_id)), process)
+        _require_free(experiment_id, _holder(_locked(connection, experiment_id)), process)
     now = time.time()
-    columns = {**_runs.columns_of(process), "wanted_slots": 0, "since": now, "alive_until": now + CLAIMED_FOR_S}
-    _writing.put(connection, RUNNER, {"id": experiment_id, **columns})
-    _tallies.replace(connection, _tallies.RUNNERS, experiment_id, 1)
+    connection.execute(sa.delete(_RUNNERS).where(_RUNNERS.c.id == experiment_id))
+    columns = {**process_columns(process), "wanted_slots": 0, "since": now, "alive_until": now + CLAIMED_FOR_S}
+    connection.execute(sa.insert(_RUNNERS), {"id": experiment_id, **columns})
 
 
 def renew(connection: sa.Connection, experiment_id: int, process: RunProcess) -> None:
-    """Prolong the claim of a process on an experiment; `TrackingException` if it has none any more."""
-    row = require(connection, experiment_id, process)
-    _writing.change(connection, RUNNER, row, {"alive_until": time.time() + CLAIMED_FOR_S})
+    """Prolong the claim of a process on an experiment; `ConflictException` if it has none any more."""
+    require(connection, experiment_id, process)
+    _update(connection, experiment_id, alive_until=time.time() + CLAIMED_FOR_S)
+
+
+def want_slots(connection: sa.Connection, experiment_id: int, count: int) -> None:
+    """Store how many slots the runner of an experiment wants."""
+    _update(connection, experiment_id, wanted_slots=count)
+
+
+def _update(connection: sa.Connection, experiment_id: int, **values: float) -> None:
+    connection.execute(sa.update(_RUNNERS).where(_RUNNERS.c.id == experiment_id).values(values))
 
 
 def _require_free(experiment_id: int, holder: RunProcess | None, process: RunProcess) -> None:
     if holder is None or holder.is_gone or holder.is_same(process):
         return
     if holder.is_here:
-        raise errors.TrackingException(
+        raise errors.ConflictException(
             f"experiment {experiment_id} is run by process {holder.pid} on this machine, so process {process.pid} "
             f"cannot run it, too; pause it first by `det experiment pause {experiment_id}`, or end that process."
         )
-    raise errors.TrackingException(
+    raise errors.ConflictException(
         f"experiment {experiment_id} is run by process {holder.pid} on {holder.host!r}, which cannot be asked from "
         f"here whether it still runs; pause it there. If it is gone, wait two minutes until its claim has expired, or "
         f"take over at once by `det experiment activate {experiment_id} --force` (in Python claim(force=True))."
     )
 
 
-def locked(connection: sa.Connection, experiment_id: int) -> Row | None:
+def _locked(connection: sa.Connection, experiment_id: int) -> sa.Row[Any] | None:
     """Return the claim on an experiment, which nobody else can change meanwhile."""
-    for row in _writing.locked(connection, RUNNER, _RUNNERS.c.id == experiment_id):
-        if row.is_sealed:
-            return row
-    # That there is none, or one without a checksum, must be as it was stored.
-    return Reader(connection).runners([experiment_id]).get(experiment_id)
+    query = sa.select(_RUNNERS).where(_RUNNERS.c.id == experiment_id)
+    return connection.execute(query.with_for_update(key_share=True)).one_or_none()
 
 
-def _holder(row: Row | None) -> RunProcess | None:
-    return None if row is None else _runs.process_of(row)
+def _holder(row: sa.Row[Any] | None) -> RunProcess | None:
+    return None if row is None else process_of(row)
 
 
-def require(connection: sa.Connection, experiment_id: int, process: RunProcess | None) -> Row:
-    """Return the claim of a process on an experiment; `TrackingException` if it has none (any more)."""
+def require(connection: sa.Connection, experiment_id: int, process: RunProcess | None) -> None:
+    """Raise `ConflictException` unless a process has claimed an experiment and still has it."""
     if process is None:
-        raise errors.TrackingException(
-            f"this ledger has not claimed experiment {experiment_id}; call claim() before commit()."
+        raise errors.ConflictException(
+            f"this store has not claimed experiment {experiment_id}; call claim() before commit()."
         )
-    row = locked(connection, experiment_id)
-    holder = _holder(row)
-    if row is not None and holder is not None and holder.is_same(process):
-        return row
+    holder = _holder(_locked(connection, experiment_id))
+    if holder is not None and holder.is_same(process):
+        return
     now = "nobody runs it" if holder is None else f"process {holder.pid} on {holder.host!r} runs it"
-    raise errors.TrackingException(
+    raise errors.ConflictException(
         f"experiment {experiment_id} is no longer run by process {process.pid}: {now} now; nothing was stored. "
-        "End this runner, or claim() the experiment anew and read what is stored."
+        "End this runner, or claim() the experiment again and read what is stored."
     )
 
 
 def release(connection: sa.Connection, experiment_id: int, process: RunProcess) -> None:
-    """Let others run an experiment that a process has claimed, and nothing if another one has."""
-    row = locked(connection, experiment_id)
-    holder = _holder(row)
+    """Let others run an experiment that a process has claimed; nothing happens if another one has."""
+    holder = _holder(_locked(connection, experiment_id))
     if holder is not None and holder.is_same(process):
         connection.execute(sa.delete(_RUNNERS).where(_RUNNERS.c.id == experiment_id))
-        _tallies.replace(connection, _tallies.RUNNERS, experiment_id, 0)

@@ -311,10 +311,7 @@ def test_restart_with_nothing_intact_says_so(restarted: Callable[..., LineTrial]
 def forget(uuid: str) -> None:
     """Take a checkpoint off the record, as a crash between saving and recording would have left it."""
     with sqlite3.connect(home().database) as connection:
-        (owner,) = connection.execute("SELECT trial_id FROM checkpoints WHERE uuid = ?", (uuid,)).fetchone()
         connection.execute("DELETE FROM checkpoints WHERE uuid = ?", (uuid,))
-        its_tally = "kind = 'checkpoints' AND owner = ?"
-        connection.execute(f"UPDATE tallies SET count = count - 1, mirror = mirror + 1 WHERE {its_tally}", (owner,))
     connection.close()
 
 

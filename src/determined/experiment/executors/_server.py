@@ -29,7 +29,7 @@ SCRIPT, CLASS = b"s", b"c"
 
 PRELOADED = (
     "determined.launch._harness",
-    "determined.tracking._recorder",
+    "determined.tracking._writer",
     "sqlalchemy.dialects.sqlite",
     "torch._dynamo",  # the first optimizer of a process imports it, which takes a second
 )

@@ -1,4 +1,4 @@
-"""The book of one driven experiment: its search, its trials, its runner, and what people want of it."""
+"""The record of one managed experiment: its search, its trials, its runner, and what people want of it."""
 
 from __future__ import annotations
 
@@ -7,50 +7,47 @@ import pathlib
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Self
+from typing import Any, Self
 
 import sqlalchemy as sa
 
 from determined import errors
 
-from . import (
-    _assembly,
-    _best,
-    _claims,
-    _commit,
-    _database,
-    _driven_reading,
-    _migrations,
-    _relocation,
-    _runs,
-    _wishes,
-    _writing,
-)
-from ._messages import RunState
-from ._process import RunProcess
-from ._reading import Reader
-from ._rows import Row
-from ._turns import (
+from . import _claims, _commit, _queries, _requests
+from . import _database as db
+from ._data import (
     KEEP,
     Changeset,
     Control,
     Desired,
     ExperimentDescription,
     Keep,
+    RunProcess,
     RunRecord,
+    RunState,
     SearchEvent,
     Snapshot,
     TrialEntry,
     TrialRequest,
     Validation,
+    searcher_metric,
 )
-from ._views import searcher_metric
 
-_AT_ONCE = 1000
+_BATCH_SIZE = 1000
+# Made once, since runners ask often.
+_LATER_VALIDATIONS = (
+    sa.select(db.metrics)
+    .where(
+        db.metrics.c.experiment_id == sa.bindparam("experiment"),
+        db.metrics.c.number > sa.bindparam("after", type_=sa.BigInteger),
+    )
+    .order_by(db.metrics.c.number)
+    .limit(sa.bindparam("most", type_=sa.BigInteger))
+)
 
 
 class ExperimentStore:
-    """Reads and writes one driven experiment, for its runner and for those who control it. Any thread may use it.
+    """Reads and writes one managed experiment, for its runner and for those who control it. Any thread may use it.
 
     Made by `create` for a new experiment and by `open` for one that is on record. Every call is a transaction of its
     own. Only the runner that has claimed the experiment can `commit`.
@@ -60,7 +57,7 @@ class ExperimentStore:
         self.experiment_id = experiment_id
         # One connection for all: SQLite tells each what others have stored, and it must not be told of its own.
         self._engine = engine
-        self._file = _relocation.OpenFile(engine.url)
+        self._file = db.OpenFile(engine.url)
         self._searched = searcher_metric(config)
         self._process: RunProcess | None = None
         self._seen: tuple[int, int] | None = None
@@ -76,19 +73,21 @@ class ExperimentStore:
 
         `prepare` is called with the id before anybody can see the experiment. If it raises, nothing is on record.
         """
-        with _migrations.opened(url_or_path, creating=True, has_one_connection=True) as engine:
+        with db.opened(url_or_path, creating=True, has_one_connection=True) as engine:
             with engine.begin() as connection:
-                id = _writing.insert_experiment(connection, _described(description))
+                insert = sa.insert(db.experiments).returning(db.experiments.c.id)
+                id = connection.execute(insert, _described(description)).scalar_one()
                 prepare(id)
             return cls(engine, id, description.config)
 
     @classmethod
     def open(cls, url_or_path: str | pathlib.Path, experiment_id: int) -> Self:
-        """Return the ledger of a driven experiment that is on record."""
-        with _migrations.opened(url_or_path, has_one_connection=True) as engine:
-            with _database.for_reading(engine).begin() as connection:
-                row = Reader(connection).experiment(experiment_id)
-            return cls(engine, experiment_id, _driven(row, experiment_id, engine.url).config)
+        """Return the store of a managed experiment that is on record."""
+        with db.opened(url_or_path, has_one_connection=True) as engine:
+            query = sa.select(db.experiments).where(db.experiments.c.id == experiment_id)
+            with db.for_reading(engine).begin() as connection:
+                row = connection.execute(query).one_or_none()
+            return cls(engine, experiment_id, _managed(row, experiment_id, engine.url).config)
 
     def claim(self, process: RunProcess | None = None, *, force: bool = False) -> None:
         """Become the runner of the experiment, as this process or another one; `TrackingException` if it has one.
@@ -112,46 +111,52 @@ class ExperimentStore:
                 _claims.renew(connection, self.experiment_id, self._process)
 
     def release(self) -> None:
-        """Let others run the experiment. Nothing happens if this ledger does not run it (any more)."""
+        """Let others run the experiment. Nothing happens if this store does not run it (any more)."""
         if self._process is not None:
             with self._writing() as connection:
                 _claims.release(connection, self.experiment_id, self._process)
             self._process = None
 
-    def commit(self, turn: Changeset) -> list[int]:
-        """Store all of a turn, or nothing if it fails; returns the ids of its new trials in their order.
+    def commit(self, changes: Changeset) -> list[int]:
+        """Store all changes, or nothing if one fails; return the ids of the new trials in their order.
 
-        `TrackingException` if this ledger has not claimed the experiment or another runner has taken over since, if
+        `ConflictException` if this store has not claimed the experiment or another runner has taken over since, if
         events are not numbered from the last stored one on, or if a run is not the next of its trial.
         """
         with self._writing() as connection:
-            return _commit.store(connection, self.experiment_id, self._process, turn)
+            return _commit.store(connection, self.experiment_id, self._process, changes)
 
     def events(self, after: int = 0) -> list[SearchEvent]:
         """Return the events of the search with numbers above `after`, in their order."""
         with self._reading() as connection:
-            return _driven_reading.events(connection, self.experiment_id, after)
+            columns = db.events.c
+            later = columns.experiment_id == self.experiment_id, columns.number > after
+            rows = connection.execute(sa.select(db.events).where(*later).order_by(columns.number))
+            return [_queries.fill(SearchEvent, row) for row in rows]
 
     def snapshot(self) -> Snapshot | None:
         """Return the latest stored state of the search, if there is one."""
         with self._reading() as connection:
-            return _driven_reading.snapshot(connection, self.experiment_id)
+            query = sa.select(db.snapshots).where(db.snapshots.c.id == self.experiment_id)
+            row = connection.execute(query).one_or_none()
+            return None if row is None else _queries.fill(Snapshot, row)
 
-    def validations(self, after_id: int = 0, limit: int = _AT_ONCE) -> list[Validation]:
+    def validations(self, after_id: int = 0, limit: int = _BATCH_SIZE) -> list[Validation]:
         """Return the first validation reports of the experiment's trials with ids above `after_id`.
 
         Whoever passes the last id that it got sees each report once, whatever writes at the same time. Reports that a
         later run of their trial has replaced are among them.
         """
         with self._reading() as connection:
-            return _driven_reading.validations(connection, self.experiment_id, after_id, limit)
+            which = {"experiment": self.experiment_id, "after": after_id, "most": limit}
+            return [_queries.validation(row) for row in connection.execute(_LATER_VALIDATIONS, which)]
 
     def new_validations(self, after_id: int = 0) -> Iterator[Validation]:
         """Yield all validation reports with ids above `after_id`, in their order."""
         while True:
             found = self.validations(after_id)
             yield from found
-            if len(found) < _AT_ONCE:
+            if len(found) < _BATCH_SIZE:
                 return
             after_id = found[-1].id
 
@@ -164,13 +169,13 @@ class ExperimentStore:
         if self._searched is None:
             return None
         with self._reading() as connection:
-            row = _best.best_validation(connection, self.experiment_id, self._searched[1])
-            return None if row is None else _driven_reading.validation(row)
+            row = _queries.best_validation(connection, self.experiment_id, self._searched[1])
+            return None if row is None else _queries.validation(row)
 
     def control(self) -> Control:
         """Return what people want of the experiment."""
         with self._reading() as connection:
-            return _wishes.control(connection, self.experiment_id)
+            return _requests.control(connection, self.experiment_id)
 
     def ask(
         self,
@@ -185,46 +190,43 @@ class ExperimentStore:
         `TrackingException` if the experiment or one of the trials has ended, if an experiment that is being canceled
         or killed should go on, or if no trial fits into `max_slots`.
         """
-        limits = {
-            name: value for name, value in (("max_slots", max_slots), ("priority", priority)) if value is not KEEP
-        }
+        given = {"max_slots": max_slots, "priority": priority}
+        limits = {name: value for name, value in given.items() if not isinstance(value, Keep)}
         with self._writing() as connection:
-            _wishes.ask(connection, self.experiment_id, desired, limits, wishes or {})
+            _requests.ask(connection, self.experiment_id, desired, limits, wishes or {})
 
     def changed(self) -> bool:
         """Return whether others have stored anything since the last call; True at the first one.
 
-        Costs next to nothing. What this ledger stored itself does not count. With PostgreSQL always True.
+        Costs next to nothing. What this store stored itself does not count. With PostgreSQL always True.
         `TrackingException` if the file of the database was deleted, moved or replaced.
         """
         if self._engine.dialect.name != "sqlite":
             return True
         self._file.require_in_place()
-        with _database.errors_naming(self._engine.url):
-            before, self._seen = self._seen, _database.data_version(self._engine)
+        with db.errors_naming(self._engine.url):
+            before, self._seen = self._seen, db.data_version(self._engine)
         return before != self._seen
 
     def runner(self) -> RunProcess | None:
         """Return the process that has claimed the experiment; it may be gone."""
         with self._reading() as connection:
-            row = Reader(connection).runners([self.experiment_id]).get(self.experiment_id)
-            return None if row is None else _runs.process_of(row)
+            return _queries.runner_of(connection, self.experiment_id)
 
     def trials(self) -> list[TrialEntry]:
         """Return the trials in the order in which they were created, without their metrics."""
         with self._reading() as connection:
-            return [_assembly.entry(row) for row in Reader(connection).trials([self.experiment_id])]
+            return [_entry(row) for row in _queries.trial_rows(connection, self.experiment_id)]
 
     def runs(self, trial_id: int) -> list[RunRecord]:
         """Return the runs of a trial, the first one first."""
         with self._reading() as connection:
-            reader = Reader(connection)
-            trial = reader.trial(trial_id)
+            trial = _queries.trial_row(connection, trial_id)
             if trial is None or trial.experiment_id != self.experiment_id:
-                raise errors.TrackingException(
+                raise errors.NotOnRecordException(
                     f"there is no trial {trial_id} in experiment {self.experiment_id}; trials() tells which there are."
                 )
-            return [_runs.record_of(run) for run in reader.runs([trial])[trial_id]]
+            return _queries.runs(connection, trial_id)
 
     def close(self) -> None:
         """Close the connection to the database; the claim stays. Twice is fine."""
@@ -244,43 +246,46 @@ class ExperimentStore:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sa.Connection]:
         self._file.require_in_place()
-        with _database.errors_naming(self._engine.url), self._engine.begin() as connection:
+        with db.errors_naming(self._engine.url), self._engine.begin() as connection:
             yield connection
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
-        with _database.errors_naming(self._engine.url), _database.for_reading(self._engine).begin() as connection:
+        with db.errors_naming(self._engine.url), db.for_reading(self._engine).begin() as connection:
             yield connection
 
 
 def _described(description: ExperimentDescription) -> dict[str, object]:
     is_paused = description.desired is Desired.PAUSED
-    return {
-        "name": description.name,
-        "config": description.config,
+    return _queries.columns_of(description) | {
+        "labels": list(description.labels),
         "is_local": False,
-        "state": (RunState.PAUSED if is_paused else RunState.ACTIVE).value,
+        "state": RunState.PAUSED if is_paused else RunState.ACTIVE,
         "progress": 0.0,
         "started": time.time(),
-        "description": description.description,
-        "labels": list(description.labels),
-        "project": description.project,
-        "workspace": description.workspace,
-        "priority": description.priority,
-        "max_slots": description.max_slots,
-        "desired": description.desired.value,
     }
 
 
-def _driven(row: Row | None, experiment_id: int, url: sa.URL) -> Row:
+def _managed(row: sa.Row[Any] | None, experiment_id: int, url: sa.URL) -> sa.Row[Any]:
     if row is None:
         raise errors.NotOnRecordException(
-            f"there is no experiment {experiment_id} in {_database.shown(url)!r}; `det experiment list` shows what "
-            "there is."
+            f"there is no experiment {experiment_id} in {db.shown(url)!r}; `det experiment list` shows what there is."
         )
     if row.is_local:
-        raise errors.TrackingException(
-            f"experiment {experiment_id} is the run of a script, which nobody drives; name one that "
+        raise errors.InvalidRequestException(
+            f"experiment {experiment_id} is the run of a script, which no runner manages; name one that "
             "`det experiment create` made."
         )
     return row
+
+
+def _entry(row: sa.Row[Any]) -> TrialEntry:
+    """Return a trial without its metrics."""
+    return _queries.fill(
+        TrialEntry,
+        row,
+        run_id=row.run_id or 0,
+        restarts=row.restarts or 0,
+        process=_queries.process_of(row),
+        wish=row.requested,
+    )

@@ -16,12 +16,14 @@ import sqlalchemy as sa
 
 from determined import errors
 
-from . import _database, _migrations, _relocation, _runs, _schema, _tallies
-from ._process import RunProcess
-from ._rows import EXPERIMENT, LEASE, RUNNER, Row
-from ._turns import Demand, Lease
+from . import _database as db
+from ._data import Demand, Lease, RunProcess
+from ._queries import fill, process_columns, process_of
 
-_LEASES = _schema.leases
+_LEASES = db.leases
+_RUNNERS = sa.select(db.runners, *(db.experiments.c[name] for name in ("config", "priority", "max_slots"))).join(
+    db.experiments, db.experiments.c.id == db.runners.c.id
+)
 
 
 class Slots:
@@ -33,9 +35,9 @@ class Slots:
 
     def __init__(self, url_or_path: str | pathlib.Path, host: str | None = None) -> None:
         self.host = host or socket.gethostname()
-        with _migrations.opened(url_or_path) as engine:
+        with db.opened(url_or_path) as engine:
             self._engine = engine
-            self._file = _relocation.OpenFile(engine.url)
+            self._file = db.OpenFile(engine.url)
 
     def take(
         self,
@@ -51,7 +53,7 @@ class Slots:
         `process`, by default this one. What the trial holds already counts as free.
         """
         if count < 0:
-            raise errors.TrackingException(
+            raise errors.InvalidRequestException(
                 f"take(count={count}) for trial {trial_id}: pass a number of slots from 0 on."
             )
         holder = process or RunProcess.current()
@@ -79,26 +81,20 @@ class Slots:
 
     def held(self) -> list[Lease]:
         """Return the slots of the host that are in use, by number."""
-        engine = _database.for_reading(self._engine)
-        with _database.errors_naming(engine.url), engine.begin() as connection:
+        engine = db.for_reading(self._engine)
+        with db.errors_naming(engine.url), engine.begin() as connection:
             return [lease for lease in self._leases(connection) if _is_living(lease.process)]
 
     def demands(self) -> list[Demand]:
         """Return what the living runners on the host want and hold, those that run for longest first."""
-        engine = _database.for_reading(self._engine)
-        with _database.errors_naming(engine.url), engine.begin() as connection:
+        engine = db.for_reading(self._engine)
+        with db.errors_naming(engine.url), engine.begin() as connection:
             held = defaultdict[int, list[int]](list)
             for lease in self._leases(connection):
                 if _is_living(lease.process):
                     held[lease.experiment_id].append(lease.slot)
-            runners = [RUNNER.read(row) for row in connection.execute(RUNNER.select())]
-            living = {row.id: row for row in runners if self._is_run_here(row)}
-            experiments = [
-                EXPERIMENT.read(row)
-                for condition in _tallies.among(_schema.experiments.c.id, living)
-                for row in connection.execute(EXPERIMENT.select().where(condition))
-            ]
-        found = [_demand(row, living[row.id], held[row.id]) for row in experiments]
+            rows = connection.execute(_RUNNERS).all()
+        found = [_demand(row, held[row.id]) for row in rows if self._is_run_here(row)]
         return sorted(found, key=lambda demand: (demand.since, demand.experiment_id))
 
     def close(self) -> None:
@@ -119,12 +115,12 @@ class Slots:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sa.Connection]:
         self._file.require_in_place()
-        with _database.errors_naming(self._engine.url), self._engine.begin() as connection:
+        with db.errors_naming(self._engine.url), self._engine.begin() as connection:
             yield connection
 
     def _living(self, connection: sa.Connection) -> list[Lease]:
         """Return the leases whose holders live, and free the others; nobody else can take slots meanwhile."""
-        _database.wait_for_turn(connection, "slots", zlib.crc32(self.host.encode()) - 2**31)
+        db.wait_for_turn(connection, "slots", zlib.crc32(self.host.encode()) - 2**31)
         leases = self._leases(connection)
         dead = [lease.slot for lease in leases if not _is_living(lease.process)]
         if dead:
@@ -132,8 +128,8 @@ class Slots:
         return [lease for lease in leases if lease.slot not in dead]
 
     def _leases(self, connection: sa.Connection) -> list[Lease]:
-        query = LEASE.select().where(_LEASES.c.host == self.host).order_by(_LEASES.c.slot)
-        return [_lease(LEASE.read(row)) for row in connection.execute(query)]
+        query = sa.select(_LEASES).where(_LEASES.c.host == self.host).order_by(_LEASES.c.slot)
+        return [fill(Lease, row, process=process_of(row)) for row in connection.execute(query)]
 
     def _insert(self, connection: sa.Connection, leases: list[dict[str, int]], holder: RunProcess) -> None:
         values = {"host": self.host, "since": time.time(), **_holding(holder)}
@@ -143,8 +139,8 @@ class Slots:
     def _of_trial(self, trial_id: int) -> sa.ColumnElement[bool]:
         return sa.and_(_LEASES.c.host == self.host, _LEASES.c.trial_id == trial_id)
 
-    def _is_run_here(self, runner: Row) -> bool:
-        process = _runs.process_of(runner)
+    def _is_run_here(self, runner: sa.Row[Any]) -> bool:
+        process = process_of(runner)
         return process is not None and process.host == self.host and _is_living(process)
 
 
@@ -155,28 +151,12 @@ def _is_living(process: RunProcess) -> bool:
 
 
 def _holding(process: RunProcess) -> dict[str, Any]:
-    columns = _runs.columns_of(process)
+    columns = process_columns(process)
     del columns["host"]  # that of the slots
-    return LEASE.stored(columns)
+    return columns
 
 
-def _lease(row: Row) -> Lease:
-    process = _runs.process_of(row)
-    if process is None:
-        raise row.damage("pid", row.pid)
-    return Lease(
-        slot=row.slot, experiment_id=row.experiment_id, trial_id=row.trial_id, process=process, since=row.since
-    )
-
-
-def _demand(experiment: Row, runner: Row, slots: Sequence[int]) -> Demand:
-    resources = (experiment.config or {}).get("resources") or {}
-    return Demand(
-        experiment_id=experiment.id,
-        unit=resources.get("slots_per_trial") or 1,
-        priority=experiment.priority,
-        wanted=runner.wanted_slots,
-        slots=slots,
-        max_slots=experiment.max_slots,
-        since=runner.since,
-    )
+def _demand(row: sa.Row[Any], slots: Sequence[int]) -> Demand:
+    resources = (row.config or {}).get("resources") or {}
+    unit = resources.get("slots_per_trial") or 1
+    return fill(Demand, row, experiment_id=row.id, unit=unit, wanted=row.wanted_slots, slots=slots)

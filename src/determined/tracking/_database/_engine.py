@@ -20,14 +20,13 @@ from sqlalchemy import event, exc, pool
 from determined import errors
 from determined._home import make_private
 
-from . import _log
-from ._damage import Damage
+from ._schema import Damage
 
-BUSY_TIMEOUT = 30.0  # seconds that a connection waits for another one's write
-_BETWEEN_ATTEMPTS = 0.0005, 0.003  # seconds
+BUSY_TIMEOUT_S = 30.0  # seconds that a connection waits for another one's write
+_RETRY_DELAYS_S = 0.0005, 0.003  # seconds
 _random = random.SystemRandom()  # training's random numbers are not ours to draw
 ELSEWHERE = "set DET_HOME to another folder"
-LONGEST_LOG = 4 << 20  # bytes that the write-ahead log keeps once nobody needs more of it
+MAX_LOG_SIZE = 4 << 20  # bytes that the write-ahead log keeps once nobody needs more of it
 
 
 def location(url_or_path: str | pathlib.Path) -> sa.URL:
@@ -37,7 +36,7 @@ def location(url_or_path: str | pathlib.Path) -> sa.URL:
     else:
         url = sa.URL.create("sqlite", database=os.fspath(pathlib.Path(url_or_path).absolute()))
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
-        raise errors.TrackingException(
+        raise errors.DatabaseException(
             f"the tracking database {shown(url)!r} lives in memory, where no other process can read it; "
             "pass the path of a file."
         )
@@ -48,7 +47,7 @@ def _parsed(text: str) -> sa.URL:
     try:
         return sa.make_url(text)
     except exc.ArgumentError as error:
-        raise errors.TrackingException(
+        raise errors.DatabaseException(
             f"{text!r} is not a database URL; pass a path, or a URL such as postgresql://user@host/name."
         ) from error
 
@@ -76,7 +75,7 @@ def create_file(path: pathlib.Path) -> None:
     except FileExistsError:
         return
     except OSError as error:
-        raise errors.TrackingException(
+        raise errors.DatabaseException(
             f"the tracking database {str(path)!r} cannot be created: {error}; make the folder writable or {ELSEWHERE}."
         ) from error
 
@@ -123,7 +122,7 @@ def reading_engine(url: sa.URL) -> sa.Engine:
 def for_reading(engine: sa.Engine) -> sa.Engine:
     """Return the engine with transactions that leave writers alone; connections are shared."""
     if file_of(engine.url) is None:
-        # What one transaction reads must be of one moment, as it is with SQLite.
+        # What one transaction reads must be of one point in time, as with SQLite.
         return engine.execution_options(isolation_level="REPEATABLE READ")
     return engine.execution_options(reading=True)
 
@@ -159,19 +158,18 @@ def _server_engine(url: sa.URL, **options: Any) -> sa.Engine:
     try:
         return sa.create_engine(url, **options)
     except (exc.NoSuchModuleError, ModuleNotFoundError) as error:
-        raise errors.TrackingException(
+        raise errors.DatabaseException(
             f"no driver for the tracking database {shown(url)!r}: {error}; install the one its URL names, "
             "such as psycopg for postgresql+psycopg:// (pip install 'resolute[postgres]')."
         ) from error
 
 
 def _connect(path: pathlib.Path, mode: str) -> sqlite3.Connection:
-    _log.check(path)
     # Percent-encoded, because a file name may hold "?" or "#", which mean something in a URI.
     return sqlite3.connect(
         f"file:{urllib.parse.quote(os.fspath(path))}?mode={mode}",
         uri=True,
-        timeout=BUSY_TIMEOUT,
+        timeout=BUSY_TIMEOUT_S,
         isolation_level=None,  # transactions begin where `_begin` says, not where the driver guesses
         check_same_thread=False,  # the pool hands a connection to one thread at a time
     )
@@ -186,7 +184,7 @@ def _prepare_for_writing(connection: sqlite3.Connection, _record: Any) -> None:
     _use_write_ahead_log(connection)
     connection.execute("PRAGMA synchronous = FULL")
     # Else a log that grew while somebody read for long would keep its size.
-    connection.execute(f"PRAGMA journal_size_limit = {LONGEST_LOG}")
+    connection.execute(f"PRAGMA journal_size_limit = {MAX_LOG_SIZE}")
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
@@ -209,12 +207,12 @@ def _begin(connection: sa.Connection) -> None:
     try:
         _when_free(lambda: driver.execute("BEGIN IMMEDIATE"))
     finally:
-        driver.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT * 1000:.0f}")
+        driver.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000:.0f}")
 
 
 def _when_free(action: Callable[[], object]) -> None:
     """Do what needs the database for itself, as soon as others let go of it."""
-    deadline = time.monotonic() + BUSY_TIMEOUT
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
             action()
@@ -222,28 +220,31 @@ def _when_free(action: Callable[[], object]) -> None:
         except sqlite3.OperationalError as error:
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
-        time.sleep(_random.uniform(*_BETWEEN_ATTEMPTS))
+        time.sleep(_random.uniform(*_RETRY_DELAYS_S))
 
 
 @contextlib.contextmanager
 def errors_naming(url: sa.URL) -> Iterator[None]:
-    """Turn damage, and what the database libraries raise inside, into a `TrackingException` that names the database."""
+    """Turn damage, and what the database libraries raise inside, into an exception that names the database."""
     try:
         yield
     except Damage as damage:
-        raise errors.TrackingException(
-            f"the tracking database {shown(url)!r} is damaged: {damage}; {damage.remedy or _salvage(url)}."
+        raise errors.DatabaseException(
+            f"the tracking database {shown(url)!r} is damaged: {damage}; {_salvage(url)}."
         ) from damage
-    except (exc.SQLAlchemyError, sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
+    except OverflowError as error:
+        raise errors.InvalidRequestException(
+            f"the tracking database {shown(url)!r} has no such number: {error}; no id or count is that large: give a "
+            "smaller number."
+        ) from error
+    except (exc.SQLAlchemyError, sqlite3.Error, UnicodeDecodeError) as error:
         cause = getattr(error, "orig", None) or error
-        raise errors.TrackingException(
+        raise errors.DatabaseException(
             f"the tracking database {shown(url)!r} cannot be used: {cause}; {_remedy(url, str(cause))}."
         ) from error
 
 
 def _remedy(url: sa.URL, cause: str) -> str:
-    if "too large" in cause:
-        return "no id or count is that large: give a smaller number"
     if "not a database" in cause:
         return f"move that file away, or {ELSEWHERE}"
     if "malformed" in cause or "decode" in cause:
@@ -257,8 +258,8 @@ def _remedy(url: sa.URL, cause: str) -> str:
 
 def _salvage(url: sa.URL) -> str:
     if file_of(url) is None:
-        return "restore a copy of it; checkpoints are not affected"
+        return "restore a backup of it; checkpoints are not affected"
     return (
-        "restore a copy of that file, or move it away and a new one is begun, or salvage what it holds with "
-        "`sqlite3 FILE .recover` (or .dump); checkpoints are not affected"
+        "`det doctor` checks it. Restore a backup of that file, or move it away and a new one is created, or salvage "
+        "what it holds with `sqlite3 FILE .recover`; checkpoints are not affected"
     )

@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ._changesets import Desired, RunRecord, TrialRequest
 from ._messages import CheckpointState, MetricReport, RunState
 from ._process import RunProcess
-from ._turns import Desired, RunRecord, TrialRequest
 
 _LOSS_NAMES = ("validation_loss", "val_loss", "loss")
 

@@ -1,0 +1,140 @@
+"""The version of the tracking database, and how an older one is brought up to date."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import sqlalchemy as sa
+
+from determined import errors
+
+from . import _engine, _schema
+
+VERSION = 6
+"""The version of the schema that this program writes.
+
+1: experiments, trials, metrics and checkpoints. 2: checksums and counts of rows. 3: managed experiments, slots and
+models. 4: identities of processes. 5: claims that expire. 6: no checksums and counts of rows any more.
+"""
+
+
+def version_of(connection: sa.Connection) -> int:
+    """Return the version of the schema, 0 where nothing has been created yet; refuse one newer than this program's."""
+    tables = set(sa.inspect(connection).get_table_names())
+    if _schema.schema_version.name in tables:
+        return _stored_version(connection)
+    if tables:
+        raise errors.DatabaseException(
+            f"{_engine.shown(connection.engine.url)!r} is a database of another program (it has the "
+            f"tables {', '.join(sorted(map(str, tables))[:5])}); {_engine.ELSEWHERE}."
+        )
+    if _had_tables(connection):
+        raise _schema.Damage("its tables are gone")
+    return 0
+
+
+def _stored_version(connection: sa.Connection) -> int:
+    version = connection.execute(sa.select(_schema.schema_version.c.version)).scalar_one_or_none()
+    if type(version) is not int or version < 1:
+        raise _schema.Damage(f"its schema version is {version!r}")
+    if version > VERSION:
+        raise errors.SchemaVersionException(
+            f"the tracking database {_engine.shown(connection.engine.url)!r} has schema version {version}, "
+            f"this Resolute knows versions up to {VERSION}; upgrade Resolute (pip install --upgrade "
+            f"resolute) or {_engine.ELSEWHERE}."
+        )
+    return version
+
+
+def _had_tables(connection: sa.Connection) -> bool:
+    # SQLite counts the changes of a schema.
+    is_sqlite = connection.dialect.name == "sqlite"
+    return is_sqlite and connection.exec_driver_sql("PRAGMA schema_version").scalar_one() != 0
+
+
+@contextlib.contextmanager
+def opened(
+    url_or_path: str | pathlib.Path | sa.URL, *, creating: bool = False, has_one_connection: bool = False
+) -> Iterator[sa.Engine]:
+    """Give an engine to write to an up-to-date database with; it is disposed of if what is done with it fails.
+
+    `creating` makes an SQLite file that is not there.
+    """
+    url = url_or_path if isinstance(url_or_path, sa.URL) else _engine.location(url_or_path)
+    path = _engine.file_of(url)
+    if creating and path is not None:
+        _engine.create_file(path)
+    with _engine.errors_naming(url):
+        engine = _engine.writing_engine(url, has_one_connection=has_one_connection)
+        try:
+            migrate(engine)
+            yield engine
+        except BaseException:
+            engine.dispose()
+            raise
+
+
+def migrate(engine: sa.Engine) -> None:
+    """Create the tables, or bring those of an older version up to date, in one transaction.
+
+    Safe when several processes do it at once: each reads the version after the other is done.
+    """
+    with engine.begin() as connection:
+        _engine.wait_for_turn(connection, "migrations", 0)
+        version = version_of(connection)
+        if version < VERSION:
+            _use_partial_indexes(connection)
+            if version:
+                _upgrade(connection)
+            _schema.metadata.create_all(connection)
+            _set_version(connection)
+
+
+def _use_partial_indexes(connection: sa.Connection) -> None:
+    # Not where the indexes are described: to name PostgreSQL there imports its dialect, which SQLite does not need.
+    if connection.dialect.name == "postgresql":
+        for table in _schema.metadata.sorted_tables:
+            for index in table.indexes:
+                index.dialect_options["postgresql"]["where"] = index.dialect_options["sqlite"]["where"]
+
+
+def _upgrade(connection: sa.Connection) -> None:
+    """Give the tables of an older version the columns and indexes that they have now."""
+    inspected = sa.inspect(connection)
+    tables = set(inspected.get_table_names())
+    if "tallies" in tables:
+        connection.exec_driver_sql("DROP TABLE tallies")
+    for table in _schema.metadata.sorted_tables:
+        if table.name in tables:
+            present = {column["name"] for column in inspected.get_columns(table.name)}
+            indexes = {str(index["name"]) for index in inspected.get_indexes(table.name)}
+            _upgrade_table(connection, table, present, indexes)
+
+
+def _upgrade_table(connection: sa.Connection, table: sa.Table, present: set[str], indexes: set[str]) -> None:
+    described = {str(index.name): index for index in table.indexes}
+    for name in indexes - described.keys():
+        connection.exec_driver_sql(f"DROP INDEX {name}")
+    if "wish" in present:  # what people want of a trial, up to version 5
+        connection.exec_driver_sql(f"ALTER TABLE {table.name} RENAME COLUMN wish TO requested")
+        present.add("requested")
+    for column in table.columns:
+        if column.name not in present:
+            connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {_definition(connection, column)}")
+    if "checksum" in present:
+        connection.exec_driver_sql(f"ALTER TABLE {table.name} DROP COLUMN checksum")
+    for name in described.keys() - indexes:
+        described[name].create(connection)
+
+
+def _definition(connection: sa.Connection, column: sa.Column[Any]) -> str:
+    return str(sa.schema.CreateColumn(column).compile(dialect=connection.dialect))
+
+
+def _set_version(connection: sa.Connection) -> None:
+    _schema.schema_version.create(connection, checkfirst=True)
+    connection.execute(sa.delete(_schema.schema_version))
+    connection.execute(sa.insert(_schema.schema_version).values(id=1, version=VERSION))

@@ -1,0 +1,290 @@
+"""Reading within one transaction: rows as the records that are given to others."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import sqlalchemy as sa
+
+from determined._processes import ProcessIdentity
+
+from . import _database as db
+from ._data import (
+    CheckpointRecord,
+    CheckpointState,
+    ExperimentRecord,
+    MetricReport,
+    RunProcess,
+    RunRecord,
+    RunState,
+    TrialRecord,
+    Validation,
+    find_best,
+    summarize,
+)
+
+# A run reports these at steps that follow each other, so its first one replaces all from that step on. Other groups
+# may begin anywhere: the machine's own metrics do at step 0.
+_IN_ORDER = ("training", "validation")
+_WITH_PROCESS = [state for state in RunState if state.has_process]
+
+_Record = TypeVar("_Record")
+
+
+def fill(kind: type[_Record], row: sa.Row[Any], **given: Any) -> _Record:
+    """Return a record with the columns that have the names of its fields, and what else is given."""
+    columns = row._mapping
+    return kind(**{name: columns[name] for name in _names(cast(Any, kind)) if name not in given}, **given)
+
+
+@functools.cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def columns_of(record: Any) -> dict[str, Any]:
+    """Return the fields of a record by name, each of which is a column."""
+    return {name: getattr(record, name) for name in _names(cast(Any, type(record)))}
+
+
+# Processes
+
+
+def process_of(row: sa.Row[Any]) -> RunProcess | None:
+    """Return the process that a row names, if it names one."""
+    if not row.pid:
+        return None
+    identity = row.identity  # None if stored by an earlier version, or not on Linux
+    try:
+        return RunProcess(
+            pid=row.pid,
+            started=row.process_started,
+            host=row.host,
+            identity=None if identity is None else ProcessIdentity.from_json(identity),
+            alive_until=row._mapping.get("alive_until"),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise db.Damage(f"{identity!a} is not the identity of a process") from error
+
+
+def process_columns(process: RunProcess | None) -> dict[str, Any]:
+    """Return the columns that name a process, or that none is known."""
+    if process is None:
+        return {"pid": 0, "process_started": 0.0, "host": "", "identity": None}
+    return {
+        "pid": process.pid,
+        "process_started": process.started,
+        "host": process.host,
+        "identity": None if process.identity is None else process.identity.to_json(),
+    }
+
+
+def runner_of(connection: sa.Connection, experiment_id: int) -> RunProcess | None:
+    """Return the process that has claimed an experiment, if there is one."""
+    row = connection.execute(sa.select(db.runners).where(db.runners.c.id == experiment_id)).one_or_none()
+    return None if row is None else process_of(row)
+
+
+# Experiments
+
+_OF_EXPERIMENT = db.trials.c.experiment_id == db.experiments.c.id
+_RUNNER = [db.runners.c[name] for name in ("pid", "process_started", "host", "identity", "alive_until")]
+_EXPERIMENTS = sa.select(
+    db.experiments,
+    *_RUNNER,
+    sa.select(sa.func.count()).where(_OF_EXPERIMENT).scalar_subquery().label("trial_count"),
+    sa.select(sa.func.count())
+    .select_from(db.checkpoints.join(db.trials))
+    .where(_OF_EXPERIMENT, db.checkpoints.c.state == CheckpointState.COMPLETED)
+    .scalar_subquery()
+    .label("checkpoint_count"),
+).outerjoin(db.runners, db.runners.c.id == db.experiments.c.id)
+
+
+def experiments(
+    connection: sa.Connection, *conditions: sa.ColumnElement[bool], limit: int | None = None
+) -> list[ExperimentRecord]:
+    """Return experiments, the newest first."""
+    query = _EXPERIMENTS.where(*conditions).order_by(db.experiments.c.id.desc()).limit(limit)
+    rows = connection.execute(query).all()
+    of_scripts = _processes(connection, [row.id for row in rows if row.is_local and row.state.has_process])
+    return [_experiment(row, of_scripts.get(row.id, ())) for row in rows]
+
+
+def _processes(connection: sa.Connection, experiment_ids: Sequence[int]) -> dict[int, tuple[RunProcess, ...]]:
+    """Return the processes of trials that should be running, by experiment."""
+    columns = db.trials.c
+    found: dict[int, tuple[RunProcess, ...]] = {}
+    query = sa.select(db.trials)
+    of_experiments = columns.experiment_id.in_(experiment_ids)
+    for row in connection.execute(query.where(of_experiments, columns.state.in_(_WITH_PROCESS)).order_by(columns.id)):
+        if (process := process_of(row)) is not None:
+            found[row.experiment_id] = (*found.get(row.experiment_id, ()), process)
+    return found
+
+
+def _experiment(row: sa.Row[Any], of_script: tuple[RunProcess, ...]) -> ExperimentRecord:
+    runner = process_of(row)
+    is_run = runner is not None and row.state.has_process
+    return fill(
+        ExperimentRecord,
+        row,
+        processes=(runner,) if is_run else of_script,
+        labels=tuple(row.labels or ()),
+        is_archived=bool(row.archived),
+        runner=runner,
+    )
+
+
+# Trials
+
+
+def trial_row(connection: sa.Connection, id: int) -> sa.Row[Any] | None:
+    """Return the columns of one trial, if there is one of that id."""
+    return connection.execute(sa.select(db.trials).where(db.trials.c.id == id)).one_or_none()
+
+
+def trial_rows(connection: sa.Connection, experiment_id: int) -> Sequence[sa.Row[Any]]:
+    """Return the columns of the trials of an experiment in the order in which they were created."""
+    query = sa.select(db.trials).where(db.trials.c.experiment_id == experiment_id)
+    return connection.execute(query.order_by(db.trials.c.id)).all()
+
+
+def trials(
+    experiment: ExperimentRecord, rows: Iterable[sa.Row[Any]], reports: Mapping[int, Sequence[MetricReport]]
+) -> list[TrialRecord]:
+    """Return trials of an experiment with summaries of their metrics."""
+    return [_trial(row, experiment, reports.get(row.id, ())) for row in rows]
+
+
+def _trial(row: sa.Row[Any], experiment: ExperimentRecord, reports: Sequence[MetricReport]) -> TrialRecord:
+    return fill(
+        TrialRecord,
+        row,
+        process=process_of(row),
+        metadata=row.metadata or {},
+        steps_completed=max((report.steps_completed for report in reports), default=row.source_steps_completed or 0),
+        best_validation=find_best(reports, experiment.config),
+        summary=summarize(reports),
+        run_id=row.run_id or 0,
+        restarts=row.restarts or 0,
+        wish=row.requested,
+        runner=experiment.runner,
+    )
+
+
+def runs(connection: sa.Connection, trial_id: int) -> list[RunRecord]:
+    """Return the runs of a trial, the first one first."""
+    query = sa.select(db.runs).where(db.runs.c.trial_id == trial_id).order_by(db.runs.c.run_id)
+    return [fill(RunRecord, row, process=process_of(row)) for row in connection.execute(query)]
+
+
+# Reports
+
+
+def last_step(group: str, steps_completed: int | None, reported_steps: int | None) -> int:
+    """Return the last step whose reports stay when training goes on from a checkpoint."""
+    # The training metrics of its last batches may be in it unreported; then they are reported again.
+    return (reported_steps if group == "training" else steps_completed) or 0
+
+
+def _is_current() -> sa.ColumnElement[bool]:
+    """Return the condition that no later run of its trial has replaced a report, or will."""
+    report, later, first = db.metrics.c, db.runs.alias(), db.metrics.alias()
+    last = sa.case((report.group == "training", later.c.reported_steps), else_=later.c.started_from_step)
+    first_step = (
+        sa.select(sa.func.min(first.c.steps_completed))
+        .where(first.c.trial_id == report.trial_id, first.c.group == report.group, first.c.run_id == later.c.run_id)
+        .correlate(db.metrics, later)
+        .scalar_subquery()
+    )
+    replaced = sa.or_(
+        report.steps_completed > last,
+        sa.and_(report.group.in_(_IN_ORDER), report.steps_completed >= first_step),
+    )
+    of_later_run = later.c.trial_id == report.trial_id, later.c.run_id > report.run_id
+    return ~sa.exists().where(*of_later_run, replaced).correlate(db.metrics)
+
+
+IS_CURRENT = _is_current()
+_REPORTS = sa.select(*(db.metrics.c[name] for name in ("trial_id", "group", "steps_completed", "metrics", "time")))
+
+
+def reports_of(connection: sa.Connection, trial_id: int, group: str | None = None) -> list[MetricReport]:
+    """Return the current reports of a trial, of one group or of all, in the order of their steps."""
+    return _reports(connection, db.metrics.c.trial_id == trial_id, group).get(trial_id, [])
+
+
+def reports_by_trial(
+    connection: sa.Connection, experiment_id: int, group: str | None = None
+) -> dict[int, list[MetricReport]]:
+    """Return what `reports_of` does for every trial of an experiment that has reports, by trial id."""
+    ids = sa.select(db.trials.c.id).where(db.trials.c.experiment_id == experiment_id)
+    return _reports(connection, db.metrics.c.trial_id.in_(ids), group)
+
+
+def _reports(
+    connection: sa.Connection, condition: sa.ColumnElement[bool], group: str | None
+) -> dict[int, list[MetricReport]]:
+    columns = db.metrics.c
+    query = _REPORTS.where(condition, IS_CURRENT).order_by(columns.steps_completed, columns.id)
+    found: dict[int, list[MetricReport]] = {}
+    for trial_id, name, step, metrics, time in connection.execute(
+        query if group is None else query.where(columns.group == group)
+    ):
+        report = MetricReport(group=name, steps_completed=step, metrics=metrics, time=time)
+        found.setdefault(trial_id, []).append(report)
+    return found
+
+
+def best_validation(connection: sa.Connection, experiment_id: int, smaller_is_better: bool) -> sa.Row[Any] | None:
+    """Return the current validation with the best score in a managed experiment, the oldest of equals.
+
+    Scores are indexed, so it does not matter how many there are.
+    """
+    columns = db.metrics.c
+    query = sa.select(db.metrics).where(columns.experiment_id == experiment_id, columns.score.is_not(None), IS_CURRENT)
+    score = columns.score if smaller_is_better else columns.score.desc()
+    return connection.execute(query.order_by(score, columns.id).limit(1)).one_or_none()
+
+
+def validation(row: sa.Row[Any]) -> Validation:
+    """Return a validation of a managed experiment as it is given to others."""
+    return fill(Validation, row, id=row.number)
+
+
+def history(connection: sa.Connection, trial: sa.Row[Any]) -> list[MetricReport]:
+    """Return the reports of a trial and, before them, of those that it continues."""
+    reports = reports_of(connection, trial.id)
+    earlier = _continued_by(connection, trial)
+    if earlier is None:
+        return reports
+    start = trial.source_steps_completed, trial.source_reported_steps
+    before = history(connection, earlier)
+    return [*(one for one in before if one.steps_completed <= last_step(one.group, *start)), *reports]
+
+
+def _continued_by(connection: sa.Connection, trial: sa.Row[Any]) -> sa.Row[Any] | None:
+    """Return the trial whose checkpoint a trial was started from, if that is on record."""
+    if trial.source_checkpoint is None:
+        return None
+    source = db.checkpoints.c.uuid == trial.source_checkpoint
+    query = sa.select(db.trials).join(db.checkpoints).where(source, db.trials.c.id < trial.id)
+    return connection.execute(query).one_or_none()
+
+
+# Checkpoints
+
+
+def checkpoints(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> list[CheckpointRecord]:
+    """Return checkpoints, the oldest first; conditions may be about their trials and experiments too."""
+    query = (
+        sa.select(db.checkpoints, db.trials.c.experiment_id)
+        .join(db.trials, db.trials.c.id == db.checkpoints.c.trial_id)
+        .join(db.experiments, db.experiments.c.id == db.trials.c.experiment_id)
+    )
+    rows = connection.execute(query.where(*conditions).order_by(db.checkpoints.c.id))
+    return [fill(CheckpointRecord, row) for row in rows]
