@@ -30,12 +30,12 @@ class RunFolder:
         return {rank: self.log(rank) for rank in sorted(map(int, filter(str.isdecimal, numbers)))}
 
     @property
-    def keeper(self) -> pathlib.Path:
-        """Which process keeps the run."""
-        return self.path / "keeper.json"
+    def shim(self) -> pathlib.Path:
+        """Which process supervises the run."""
+        return self.path / "shim.json"
 
     @property
-    def end(self) -> pathlib.Path:
+    def exit(self) -> pathlib.Path:
         """How the run ended; there once it has."""
         return self.path / "exit.json"
 
@@ -165,7 +165,7 @@ def _numbered(folder: pathlib.Path, prefix: str) -> list[int]:
 
 
 def note_invalid_hp(reason: str) -> None:
-    """Let whoever keeps this run know that its hyperparameters make no sense; the first reason stays."""
+    """Let whoever supervises this run know that its hyperparameters make no sense; the first reason stays."""
     folder = os.environ.get(RUN_FOLDER_VARIABLE)
     if not folder:
         return

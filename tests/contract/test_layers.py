@@ -14,11 +14,11 @@ from house import SOURCES, imports_of, own_imports, part_of, private_imports, so
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
         {
-            *("errors", "_version", "_text", "_secrets", "_parent", "_processes", "_slurm", "_gone", "_packages"),
+            *("errors", "_version", "_text", "_secrets", "_processes", "_slurm", "_gone", "_packages"),
             *("util", "horovod"),
         }
     ),
-    frozenset({"_home", "_import", "keras", "searcher", "transformers"}),
+    frozenset({"_home", "_import", "processes", "keras", "searcher", "transformers"}),
     frozenset({"storage", "tracking", "tensorboard"}),
     frozenset({"_info"}),
     frozenset({"core"}),
@@ -53,17 +53,7 @@ PYTORCH_LAYERS: tuple[frozenset[str], ...] = (
 PYTORCH_HEIGHT = {part: height for height, parts in enumerate(PYTORCH_LAYERS) for part in parts}
 
 # The private modules of other packages that a package still imports. Entries may only be removed.
-PRIVATE_IMPORTS: dict[str, set[str]] = {
-    "experiment": {
-        "determined.launch._command",
-        "determined.launch._ends",
-        "determined.launch._harness",
-        "determined.launch._line",
-    },
-    "experimental": {
-        "determined.launch._harness",
-    },
-}
+PRIVATE_IMPORTS: dict[str, set[str]] = {}
 
 
 def files_of(package: str) -> list[pathlib.Path]:

@@ -17,8 +17,8 @@ from determined.experiment import config as configs
 from determined.experiment import control, create
 from determined.tracking import ExperimentStore, RunState, TrackingReader
 
-MARK = "DET_WARM_PROCESS"
-"""What all processes carry that were forked from one warm process."""
+MARK = "DET_FORKSERVER"
+"""What all processes carry that were forked from one forkserver."""
 
 PROGRAM = '''
 import os
@@ -133,7 +133,7 @@ class Experiments:
         process.wait(10)
 
     def processes(self) -> list[psutil.Process]:
-        """Return all processes that work in this home folder: runners, and what comes from their warm processes.
+        """Return all processes that work in this home folder: runners, and what comes from their forkservers.
 
         The latter are known by a mark, once they have been seen below a living runner.
         """

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from simulation import SimulatedExecutor
 
 from determined import errors
 from determined._home import Home
@@ -16,6 +15,7 @@ from determined.experiment import config as configs
 from determined.experiment import create, drive
 from determined.experiment.executors import RunSpec
 from determined.tracking import RunState
+from simulation import SimulatedExecutor
 
 pytestmark = pytest.mark.timeout(60)
 

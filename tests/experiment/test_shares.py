@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from determined.experiment._shares import Claimant, shares
+from determined.experiment.executors.local._allocator import Claimant, shares
 
 
 def claimants() -> st.SearchStrategy[list[Claimant]]:

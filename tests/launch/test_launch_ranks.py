@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import forking
-from determined.launch._keeper import Lines
 from determined.launch.torch_distributed import main
+from determined.processes import LineCutter, prefixed
 
 pytestmark = pytest.mark.process
 
@@ -243,8 +243,8 @@ def test_ranks_start_again_as_often_as_asked(script: Callable[[str], str], capfd
 
 @given(st.lists(st.binary() | st.sampled_from([b"\r", b"\n", b"\r\n", b"text"]), max_size=30))
 def test_lines_hold_all_that_was_written(pieces: list[bytes]) -> None:
-    lines = Lines(b"[rank=3] ")
-    written = b"".join(lines.feed(piece) for piece in pieces) + lines.end()
+    cutter = LineCutter()
+    written = prefixed(b"[rank=3] ", [line for piece in pieces for line in cutter.feed(piece)] + cutter.end())
     whole = b"".join(pieces)
     found = re.findall(rb"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$", whole)
     ended = [line if line.endswith((b"\r", b"\n")) else line + b"\n" for line in found]
@@ -254,7 +254,7 @@ def test_lines_hold_all_that_was_written(pieces: list[bytes]) -> None:
 
 
 def test_line_without_an_end_is_not_kept_for_ever() -> None:
-    lines = Lines(b"> ")
-    written = b"".join(lines.feed(b"x" * 65536) for _ in range(40))
+    cutter = LineCutter()
+    written = b"".join(prefixed(b"> ", cutter.feed(b"x" * 65536)) for _ in range(40))
     assert written.replace(b"> ", b"").replace(b"\n", b"") == b"x" * (written.count(b"x"))
     assert written.count(b"\n") == 2

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from determined import errors
 from determined._home import Home
 from determined.experiment._create import check
-from determined.experiment._machine import Machine
 from determined.experiment.config import ExperimentConfig, from_map
+from determined.experiment.executors import Machine
 from determined.tracking import KEEP, Keep, TrackingReader
 
 _DETAILS = ("name", "description", "labels", "project", "workspace")

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from determined import errors, storage
 from determined._home import Home, home, make_private
 from determined.experiment import _code
-from determined.experiment._machine import Machine, this_machine
 from determined.experiment._results import pinned, source_checkpoint
 from determined.experiment.config import ExperimentConfig
+from determined.experiment.executors import Machine, this_machine
 from determined.experiment.search import Search
 from determined.tracking import Desired, ExperimentDescription, ExperimentStore
 

@@ -17,13 +17,11 @@ from determined._home import Home, home
 from determined.experiment import _code
 from determined.experiment._create import check
 from determined.experiment._download import folder_of
-from determined.experiment._machine import Machine, this_machine
 from determined.experiment._results import source_checkpoint
 from determined.experiment.config import ExperimentConfig, from_map
-from determined.experiment.executors import EndReason, InlineExecutor, RunExit, RunSpec
-from determined.experiment.executors._environment import base_environment, run_environment
+from determined.experiment.executors import EndReason, InlineExecutor, Machine, RunExit, RunSpec, this_machine
+from determined.experiment.executors._environment import base_environment, command_of, run_environment
 from determined.experiment.executors._hook import run_hook
-from determined.experiment.executors._programs import command_of
 from determined.experiment.runner import OpenTrial, RunSpecs, runner_environment
 from determined.experiment.search import Began, Create, Search
 from determined.tracking import (

@@ -15,8 +15,8 @@ from determined.experiment._create import require_slots
 from determined.experiment._deletion import delete as delete
 from determined.experiment._deletion import delete_checkpoint as delete_checkpoint
 from determined.experiment._download import download_checkpoint as download_checkpoint
-from determined.experiment._machine import this_machine
 from determined.experiment._results import remove_expired_logs as remove_expired_logs
+from determined.experiment.executors import this_machine
 from determined.experiment.runner import _process
 from determined.tracking import (
     Changeset,

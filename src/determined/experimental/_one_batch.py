@@ -22,7 +22,7 @@ def test_one_batch(
     get the values of its first trial.
     """
     from determined import pytorch
-    from determined.launch._harness import load_class
+    from determined.launch import load_class
 
     tree = dict(config or {})
     chosen = trial_class or load_class(str(tree.get("entrypoint")))

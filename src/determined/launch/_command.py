@@ -10,6 +10,8 @@ import sys
 from typing import NamedTuple
 
 MODULE = "determined.launch.torch_distributed"
+HARNESS = "determined.launch._harness"
+"""The program of every rank that trains a trial class."""
 USAGE = (
     f"python -m {MODULE} [torchrun options --] script.py [arguments]\n"
     f"       python -m {MODULE} [torchrun options --] --trial module:Class [--config experiment.yaml]"
@@ -35,6 +37,12 @@ class Trial:
 
     entrypoint: str
     config: str | None
+
+
+def is_class_entrypoint(text: str) -> bool:
+    """Return whether an entrypoint is written as `module:Class`."""
+    module, colon, name = text.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *name.split(".")))
 
 
 def split(words: list[str]) -> Words:
@@ -91,10 +99,10 @@ def command_of_script(program: list[str], *, is_module: bool = False, no_python:
 
 def command_of_trial(trial: Trial) -> list[str]:
     """Return the command that each rank runs to train a trial class."""
-    command = [sys.executable, "-u", "-m", "determined.launch._harness", "--trial", trial.entrypoint]
+    command = [sys.executable, "-u", "-m", HARNESS, "--trial", trial.entrypoint]
     return command if trial.config is None else [*command, "--config", trial.config]
 
 
 def _is_data(name: str) -> bool:
-    """Say whether this is a file or folder that only an interpreter can run."""
+    """Return whether this is a file or folder that only an interpreter can run."""
     return os.path.isdir(name) or (os.path.isfile(name) and not os.access(name, os.X_OK))

@@ -1,66 +1,60 @@
-"""Watch over the ranks of one machine: hand out signals, see which of them fails first, end with its status."""
+"""Supervise the ranks of one machine: pass signals on, find the rank that fails first, exit with its status."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import os
-import selectors
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from determined.launch._ends import RankExit, RankExits
-from determined.launch._keeper import SIGNALS
-from determined.launch._line import Line
+from determined.launch._rank_shim import SIGNALS
+from determined.processes import Channel, EventLoop, RankExit, RankExits, SignalPipe
 
-_SETTLING = 3.0
-"""Seconds that the other ranks have to end by themselves after one has failed."""
-_PARTING = 60.0
-"""Seconds that other machines may take to end after the ranks of this one were stopped."""
-_REMINDER = 60.0
-"""Seconds after the end of a rank when those that go on are named."""
-_KILLING = 3
+_SETTLING_TIMEOUT_S = 3.0
+"""How long the other ranks have to end by themselves after one has failed."""
+_PARTING_TIMEOUT_S = 60.0
+"""How long other machines may take to end after the ranks of this one were stopped."""
+_REMINDER_TIMEOUT_S = 60.0
+"""How long after the exit of a rank those that go on are named."""
+_MAX_INTERRUPTS = 3
 """How many interrupts it takes until ranks are killed."""
-_ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclasses.dataclass(eq=False)
 class _Rank:
-    """The keeper of one rank, at the other end of a connection."""
+    """The shim of one rank, at the other end of a channel."""
 
-    line: Line
+    channel: Channel
     number: int = -1
-    end: RankExit | None = None
+    pid: int = 0
+    exit: RankExit | None = None
     overdue: str = ""
 
-    def tell(self, **order: Any) -> None:
-        self.line.tell(order)
+    def send(self, **message: Any) -> None:
+        self.channel.send(message)
 
 
 class Supervisor:
-    """Runs, on a thread of its own, what starts the keepers, and tells these what to do."""
+    """Starts the shims of the ranks on a thread of its own, and tells them what to do."""
 
-    def __init__(self, command: list[str], size: int, patience: float, folder: str, wait: float) -> None:
+    def __init__(self, command: list[str], size: int, grace_period: float, folder: str, wait: float) -> None:
         self._command = command
         self._size = size
-        self._patience = patience
+        self._grace_period = grace_period
         self._wait = wait
         self._address = os.path.join(folder, "door")
-        self._events = selectors.DefaultSelector()
+        self._events = EventLoop()
         self._ranks: list[_Rank] = []
         self._attempt = 0
-        self._ends = RankExits(size)
+        self._exits = RankExits(size)
         self._released = False
-        self._release_at: float | None = None
-        self._kill_at: float | None = None
-        self._leave_at: float | None = None
-        self._remind_at: float | None = None
-        self._overdue_at: float | None = None
         self._signum: int | None = None
         self._interrupts = 0
         self._killed = False
@@ -68,150 +62,125 @@ class Supervisor:
         self._problem: BaseException | None = None
 
     def run(self, start: Callable[[str], object]) -> int:
-        """Call `start` with the address for keepers, and return the exit status when all has ended.
+        """Call `start` with the address for shims, and return the exit status when all has ended.
 
-        What `start` raises counts only where no rank has an exit status of its own to tell.
+        What `start` raises counts only where no rank has an exit status of its own.
         """
-        with socket.socket(socket.AF_UNIX) as door, _woken() as (woken, wake):
+        with socket.socket(socket.AF_UNIX) as door, SignalPipe(SIGNALS) as signals:
             door.bind(self._address)
             door.listen(128)
-            self._events.register(door, selectors.EVENT_READ, lambda: self._greet(door.accept()[0]))
-            self._events.register(woken, selectors.EVENT_READ, lambda: self._on_woken(woken.recv(64)))
-            threading.Thread(target=self._call, args=(start, wake), name="launch", daemon=True).start()
+            self._events.watch(door, lambda: self._accept(door.accept()[0]))
+            self._events.watch(signals, lambda: self._on_signals(signals.read()))
+            threading.Thread(target=self._call, args=(start, signals), name="launch", daemon=True).start()
             try:
-                return self._loop()
+                while self._status is None:
+                    self._events.run_once()
+                return self._status
             finally:
                 self._events.close()
                 for rank in self._ranks:
-                    rank.line.link.close()
+                    rank.channel.close()
 
-    def _call(self, start: Callable[[str], object], wake: socket.socket) -> None:
+    def _call(self, start: Callable[[str], object], signals: SignalPipe) -> None:
         try:
             start(self._address)
         except BaseException as error:
             self._problem = error
-        with contextlib.suppress(OSError):  # the other thread has given up waiting
-            wake.send(b"\0")
-
-    def _loop(self) -> int:
-        while self._status is None:
-            for key, _ in self._events.select(self._until_next()):
-                key.data()
-            now = time.monotonic()
-            if self._release_at is not None and now >= self._release_at:
-                self._release()
-            if self._kill_at is not None and now >= self._kill_at:
-                self._kill()
-            if self._leave_at is not None and now >= self._leave_at:
-                self._finish()
-            if self._remind_at is not None and now >= self._remind_at:
-                self._remind()
-            if self._overdue_at is not None and now >= self._overdue_at:
-                self._kill_overdue()
-        return self._status
-
-    def _until_next(self) -> float | None:
-        given = (self._release_at, self._kill_at, self._leave_at, self._remind_at, self._overdue_at)
-        times = [at for at in given if at is not None]
-        return max(0.0, min(times) - time.monotonic()) if times else None
-
-    def _on_woken(self, what: bytes) -> None:
-        for number in what:
-            if number:
-                self._on_signal(number)
-            else:
-                self._finish()
+        signals.wake()
 
     # Signals
 
+    def _on_signals(self, signums: bytes) -> None:
+        for signum in signums:
+            self._on_signal(signum) if signum else self._finish()
+
     def _on_signal(self, signum: int) -> None:
         living = self._living()
-        if signum in _ASKING:
+        if signum in _STOP_SIGNALS:
             self._interrupts += 1
             if not living:  # they are yet to come, or other machines are waited for
                 self._signum = signum
                 self._finish()
             elif self._signum is None:
                 self._signum = signum
-                self._kill_at = time.monotonic() + self._patience
+                self._events.after(self._grace_period, self._kill)
                 who = f"{signal.Signals(signum).name} is passed on to {len(living)} rank(s)"
-                say(f"{who}, which have {self._patience:g} seconds to save and end (--shutdown-timeout).")
-            elif signum == signal.SIGINT and self._interrupts >= _KILLING:
+                say(f"{who}, which have {self._grace_period:g} seconds to save and end (--shutdown-timeout).")
+            elif signum == signal.SIGINT and self._interrupts >= _MAX_INTERRUPTS:
                 self._kill()
         for rank in living:
-            rank.tell(signal=signum)
+            rank.send(signal=signum)
 
     def _kill(self) -> None:
-        self._kill_at = None
+        self._events.cancel(self._kill)
         living = self._living()
         if living:
             self._killed = True
             say(f"killing rank(s) {', '.join(str(rank.number) for rank in living)}, which did not end when asked to.")
         for rank in living:
-            rank.tell(signal=int(signal.SIGKILL))
+            rank.send(signal=int(signal.SIGKILL))
 
     def _living(self) -> list[_Rank]:
-        return [rank for rank in self._ranks if rank.number >= 0 and rank.end is None]
+        return [rank for rank in self._ranks if rank.number >= 0 and rank.exit is None]
 
-    # Keepers
+    # Shims
 
-    def _greet(self, link: socket.socket) -> None:
-        rank = _Rank(Line(link))
+    def _accept(self, link: socket.socket) -> None:
+        rank = _Rank(Channel(link))
         self._ranks.append(rank)
-        self._events.register(link, selectors.EVENT_READ, lambda: self._hear(rank))
+        self._events.watch(rank.channel, lambda: self._receive(rank))
 
-    def _hear(self, rank: _Rank) -> None:
-        messages = rank.line.hear()
+    def _receive(self, rank: _Rank) -> None:
+        messages = rank.channel.receive()
         if messages is None:
-            self._part(rank)
+            self._remove(rank)
             return
         for message in messages:
             if "attempt" in message:
-                self._on_start(rank, message["rank"], message["attempt"])
+                self._on_start(rank, **message)
             else:
-                self._on_end(rank, RankExit(rank.number, overdue=rank.overdue, **message))
+                self._on_exit(rank, RankExit(rank.number, overdue=rank.overdue, **message))
 
-    def _part(self, rank: _Rank) -> None:
-        self._events.unregister(rank.line.link)
-        rank.line.link.close()
+    def _remove(self, rank: _Rank) -> None:
+        self._events.unwatch(rank.channel)
+        rank.channel.close()
         self._ranks.remove(rank)
-        if rank.number >= 0 and rank.end is None:
-            self._on_end(rank, RankExit(rank.number, -signal.SIGKILL, time.monotonic()))
+        if rank.number >= 0 and rank.exit is None:
+            self._on_exit(rank, RankExit(rank.number, -signal.SIGKILL, time.monotonic()))
 
-    def _on_start(self, rank: _Rank, number: int, attempt: int) -> None:
+    def _on_start(self, shim: _Rank, rank: int, attempt: int, pid: int) -> None:
         if attempt != self._attempt:
             self._attempt = attempt
-            self._ends = RankExits(self._size)
-            self._released, self._release_at = False, None
-            self._remind_at = self._overdue_at = None
-        rank.number = number
+            self._exits = RankExits(self._size)
+            self._released = False
+            self._events.cancel(self._release, self._remind, self._kill_overdue)
+        shim.number, shim.pid = rank, pid
         if self._signum is None:
-            rank.tell(command=self._command, patience=self._patience)
+            shim.send(command=self._command, grace_period=self._grace_period)
         else:
-            self._on_end(rank, RankExit(number, 128 + self._signum, time.monotonic(), by_launcher=True))
+            self._on_exit(shim, RankExit(rank, 128 + self._signum, time.monotonic(), by_supervisor=True))
 
-    def _on_end(self, rank: _Rank, end: RankExit) -> None:
+    def _on_exit(self, rank: _Rank, exit: RankExit) -> None:
         """Keep the others from being ended at once where a rank has not ended well.
 
-        What started the keepers ends all of them when it sees one fail; but they may be about to save, or to say
-        more clearly what happened.
+        torchrun ends all shims when it sees one fail; but their ranks may be about to save, or to say more clearly what
+        happened.
         """
-        rank.end = end
-        self._ends.add(end)
-        if end.code == 0 and self._overdue_at is None:
-            self._remind_at, self._overdue_at = time.monotonic() + _REMINDER, time.monotonic() + self._wait
-        if end.code == 0 or self._released:
-            rank.tell(leave=end.status)
+        rank.exit = exit
+        self._exits.add(exit)
+        if exit.code == 0:
+            self._events.after(_REMINDER_TIMEOUT_S, self._remind)
+            self._events.after(self._wait, self._kill_overdue)
+        if exit.code == 0 or self._released:
+            rank.send(leave=exit.status)
         else:
-            release_at = time.monotonic() + (_SETTLING if end.is_failure else self._patience)
-            self._release_at = min(release_at, self._release_at or release_at)
-        if self._ends.are_all_in:
-            self._remind_at = self._overdue_at = None
+            self._events.after(_SETTLING_TIMEOUT_S if exit.is_failure else self._grace_period, self._release)
+        if self._exits.are_all_in:
+            self._events.cancel(self._remind, self._kill_overdue)
             self._release()
 
     def _remind(self) -> None:
         """Say, while nothing is lost, that a rank that goes on alone will be ended."""
-        self._remind_at = None
         if names := ", ".join(str(rank.number) for rank in self._living()):
             say(
                 f"rank(s) {names} go on after others have ended; they have {self._wait:g} seconds to end "
@@ -219,42 +188,53 @@ class Supervisor:
             )
 
     def _kill_overdue(self) -> None:
-        """End ranks that are frozen or hang after the training, which no other rank is left to notice."""
-        self._overdue_at = None
+        """End ranks that are frozen or hang after the training, or that never began: no other rank would notice."""
         for rank in self._living():
             rank.overdue = (
                 f"did not end within {self._wait:g} seconds after others had (the longer of --shutdown-timeout and "
                 "DET_DISTRIBUTED_TIMEOUT), and was killed"
             )
-            rank.tell(signal=int(signal.SIGKILL))
+            rank.send(signal=int(signal.SIGKILL))
+        self._kill_unconnected()
+
+    def _kill_unconnected(self) -> None:
+        """Kill shims that never connected, which is the only way to end them."""
+        import psutil
+
+        connected = {rank.pid for rank in self._ranks}
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if child.pid not in connected and self._address in child.cmdline():
+                    say(f"process {child.pid}, which should have started a rank, does not answer and is killed.")
+                    child.kill()
 
     def _release(self) -> None:
-        """Let go the keepers of ranks that have ended. Those of ranks that were stopped as asked do not tell of it."""
-        self._release_at = None
+        """Let go the shims of ranks that have ended. Those of ranks that were stopped as asked report no failure."""
+        self._events.cancel(self._release)
         if self._released:
             return
         self._released = True
-        stopped = self._ends.are_all_in and self._ends.was_stopped
+        stopped = self._exits.are_all_in and self._exits.was_stopped
         for rank in self._ranks:
-            if rank.end is not None:
-                rank.tell(leave=0 if stopped else rank.end.status)
+            if rank.exit is not None:
+                rank.send(leave=0 if stopped else rank.exit.status)
         if stopped:
-            self._leave_at = time.monotonic() + _PARTING
-        if (failure := self._ends.failure) is not None:
-            say(f"{self._told(failure)}. Host: {socket.gethostname()}.")
+            self._events.after(_PARTING_TIMEOUT_S, self._finish)
+        if (failure := self._exits.failure) is not None:
+            say(f"{self._description(failure)}. Host: {socket.gethostname()}.")
 
-    def _told(self, failure: RankExit) -> str:
+    def _description(self, failure: RankExit) -> str:
         if failure.blamed in [rank.number for rank in self._living()]:
             return (
                 f"rank {failure.blamed} failed first: it does not end, and rank {failure.rank} {failure} because of it"
             )
         return f"rank {failure.rank} failed first: it {failure}"
 
-    # The end
+    # The exit
 
     def _finish(self) -> None:
-        status = self._ends.status
-        if self._signum is not None and (self._killed or not (status or self._ends.are_all_in)):
+        status = self._exits.status
+        if self._signum is not None and (self._killed or not (status or self._exits.are_all_in)):
             status = 128 + self._signum
         if self._problem is not None and not status:
             say(f"{type(self._problem).__name__}: {self._problem}")
@@ -266,21 +246,3 @@ def say(text: str) -> None:
     """Tell the user something, in one line of the error output."""
     sys.stderr.write(f"[launcher] {text}\n")
     sys.stderr.flush()
-
-
-@contextlib.contextmanager
-def _woken() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Give what receives the number of every signal, and what wakes it up otherwise."""
-    woken, wake = socket.socketpair()
-    wake.setblocking(False)
-    with woken, wake:
-        before = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-        # A signal that this process was told to ignore, as by nohup, stays ignored.
-        handled = [which for which in SIGNALS if signal.getsignal(which) != signal.SIG_IGN]
-        handlers = {which: signal.signal(which, lambda *_: None) for which in handled}
-        try:
-            yield woken, wake
-        finally:
-            for which, handler in handlers.items():
-                signal.signal(which, signal.SIG_DFL if handler is None else handler)
-            signal.set_wakeup_fd(before)

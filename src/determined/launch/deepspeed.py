@@ -1,4 +1,4 @@
-"""Start one process a slot for DeepSpeed: `python -m determined.launch.deepspeed [torchrun options --] script.py`.
+"""Start one process per slot for DeepSpeed: `python -m determined.launch.deepspeed [torchrun options --] script.py`.
 
 The same as `determined.launch.torch_distributed`: `deepspeed.init_distributed()` finds rank, size and address in the
 variables that it sets.

@@ -1,4 +1,4 @@
-"""Train with one process a slot: `python -m determined.launch.torch_distributed [torchrun options --] script.py`.
+"""Train with one process per slot: `python -m determined.launch.torch_distributed [torchrun options --] script.py`.
 
 Every line that a rank writes begins with `[rank=N]`. Signals reach every rank, which may save and end; the exit status
 is that of the first rank that did not end with 0.
@@ -30,9 +30,9 @@ from determined.launch._command import (
     trial_of,
 )
 from determined.launch._supervisor import Supervisor, say
-from determined.launch._torchrun import launch_config, patience_of, read_options, starter
+from determined.launch._torchrun import grace_period_of, launch_config, read_options, starter
 
-_LONGEST_FOLDER = 90  # as that of a socket
+_MAX_FOLDER = 90  # as that of a socket
 
 
 def main(words: list[str] | None = None) -> int:
@@ -49,9 +49,9 @@ def main(words: list[str] | None = None) -> int:
             say(f"{error}\nusage: {USAGE}")
             return 2
         os.environ["DET_LAUNCH_COMMAND"] = shlex.join([sys.executable, "-m", MODULE, *words])
-        patience = patience_of(options)
-        wait = max(patience, timeout_seconds())
-        return Supervisor(command, config.nproc_per_node, patience, folder, wait).run(starter(config))
+        grace_period = grace_period_of(options)
+        wait = max(grace_period, timeout_seconds())
+        return Supervisor(command, config.nproc_per_node, grace_period, folder, wait).run(starter(config))
 
 
 def _command(program: list[str], options: argparse.Namespace, info: ClusterInfo | None) -> list[str]:
@@ -68,7 +68,7 @@ def _command(program: list[str], options: argparse.Namespace, info: ClusterInfo 
 def _folder() -> Iterator[str]:
     """Give a folder that nobody else can reach, with a path short enough for a socket in it."""
     folder = tempfile.mkdtemp(prefix="det-launch-")
-    if len(folder) > _LONGEST_FOLDER:
+    if len(folder) > _MAX_FOLDER:
         os.rmdir(folder)
         folder = tempfile.mkdtemp(prefix="det-launch-", dir="/tmp")
     try:

@@ -13,8 +13,9 @@ import threading
 from typing import IO
 
 from determined.launch._command import UsageError, command_of_script
-from determined.launch._keeper import SIGNALS, Lines
+from determined.launch._rank_shim import SIGNALS
 from determined.launch._supervisor import say
+from determined.processes import LineCutter, prefixed
 
 _OF_SHELLS = 128
 
@@ -33,7 +34,7 @@ def main(words: list[str] | None = None) -> int:
     assert process.stdout is not None
     assert process.stderr is not None
     copies = [
-        threading.Thread(target=_copy, args=(source, target, Lines(prefix)))
+        threading.Thread(target=_copy, args=(source, target, prefix))
         for source, target in ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer))
     ]
     for copy in copies:
@@ -59,11 +60,12 @@ def _program(words: list[str]) -> list[str]:
     return program
 
 
-def _copy(source: IO[bytes], target: IO[bytes], lines: Lines) -> None:
+def _copy(source: IO[bytes], target: IO[bytes], prefix: bytes) -> None:
+    cutter = LineCutter()
     while data := os.read(source.fileno(), 1 << 16):
-        target.write(lines.feed(data))
+        target.write(prefixed(prefix, cutter.feed(data)))
         target.flush()
-    target.write(lines.end())
+    target.write(prefixed(prefix, cutter.end()))
     target.flush()
 
 

@@ -13,7 +13,7 @@ from determined.experiment.executors import LocalExecutor
 
 @pytest.fixture(scope="session")
 def shared_executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalExecutor]:
-    """One for all tests of trial classes, as its warm process takes seconds to import torch."""
+    """One for all tests of trial classes, as its forkserver takes seconds to import torch."""
     with LocalExecutor(environment(tmp_path_factory.mktemp("home"))) as executor:
         yield executor
 

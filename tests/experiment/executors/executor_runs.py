@@ -158,17 +158,17 @@ class Runs:
             assert time.monotonic() < deadline, f"{text!r} did not come:\n{self.text(spec)}"
             self.collect(0.01)
 
-    def keeper(self, spec: RunSpec) -> psutil.Process:
-        """Return the keeper of a run."""
-        return psutil.Process(json.loads(spec.files.keeper.read_text())["pid"])
+    def shim(self, spec: RunSpec) -> psutil.Process:
+        """Return the shim of a run."""
+        return psutil.Process(json.loads(spec.files.shim.read_text())["pid"])
 
     def rank(self, spec: RunSpec, number: int = 0) -> psutil.Process:
         """Return a rank of a run."""
-        return sorted(self.keeper(spec).children(), key=lambda child: child.pid)[number]
+        return sorted(self.shim(spec).children(), key=lambda child: child.pid)[number]
 
     def server(self, spec: RunSpec) -> psutil.Process:
-        """Return the process that a run's keeper was forked from."""
-        return self.keeper(spec).parent()
+        """Return the process that a run's shim was forked from."""
+        return self.shim(spec).parent()
 
     def _record(self, config: dict[str, Any], hparams: dict[str, Any]) -> int:
         trial = record_trial(self.folder / "det-home" / "tracking.db", config, hparams)
@@ -177,8 +177,8 @@ class Runs:
 
 
 def members(folder: pathlib.Path) -> list[psutil.Process]:
-    """Return the processes of runs below a folder: those of a keeper's session, and those with a run's environment."""
-    sessions = {json.loads(path.read_text())["pid"] for path in folder.rglob("keeper.json")}
+    """Return the processes of runs below a folder: those of a shim's session, and those with a run's environment."""
+    sessions = {json.loads(path.read_text())["pid"] for path in folder.rglob("shim.json")}
     return [process for process in psutil.process_iter() if _is_member(process, sessions, str(folder))]
 
 

@@ -1,4 +1,4 @@
-"""Trial classes as runs, forked from a warm process."""
+"""Trial classes as runs, forked from a forkserver."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_trial_is_the_program_of_its_process(runs: Runs) -> None:
 def test_trial_has_the_environment_of_its_run_alone(runs: Runs) -> None:
     variables = facts_of(runs, environment={"DET_OWN": "x"}, placement={"gpus": []})["variables"]
     assert (variables["DET_OWN"], variables["CUDA_VISIBLE_DEVICES"], variables["PYTHONUNBUFFERED"]) == ("x", "", "1")
-    assert not {"DET_WARM_PROCESS", "RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"} & variables.keys()
+    assert not {"DET_FORKSERVER", "RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"} & variables.keys()
 
 
 def test_trial_has_nothing_open_but_its_output(runs: Runs) -> None:
@@ -177,7 +177,7 @@ def test_trial_has_a_session_and_a_group_of_its_own(runs: Runs) -> None:
     facts = facts_of(runs)
     group, pid = facts["group"]
     assert group == pid
-    assert facts["session"] == facts["parent"] == json.loads(facts["spec"].files.keeper.read_text())["pid"]
+    assert facts["session"] == facts["parent"] == json.loads(facts["spec"].files.shim.read_text())["pid"]
 
 
 def test_trial_keeps_the_umask(runs: Runs) -> None:
@@ -318,14 +318,14 @@ def test_trial_has_loader_workers(context: str, runs: Runs) -> None:
     assert ended.reason is EndReason.COMPLETED, runs.text(spec)
 
 
-def test_loader_workers_are_gone_with_the_keeper(runs: Runs) -> None:
+def test_loader_workers_are_gone_with_the_shim(runs: Runs) -> None:
     write(runs, "class Loads(Trial):\n    loader = dict(num_workers=2)")
     spec = runs.start(runs.trial("model_def:Loads", config=ENDLESS | {"scheduling_unit": 1}))
     runs.await_text(spec, "batch 1/")
     rank = runs.rank(spec)
     workers = rank.children()
     assert len(workers) >= 2
-    runs.keeper(spec).kill()
+    runs.shim(spec).kill()
     assert runs.end(spec).reason is EndReason.KILLED
     assert not any(lives(process.pid) for process in (rank, *workers))
 
@@ -418,7 +418,7 @@ def test_script_starts_a_rank_for_each_slot(runs: Runs) -> None:
     assert sorted(runs.text(spec).splitlines()) == ["[rank=0] rank 0 of 2", "[rank=1] rank 1 of 2"]
 
 
-def test_trial_goes_on_without_the_warm_process(runs: Runs) -> None:
+def test_trial_goes_on_without_the_forkserver(runs: Runs) -> None:
     write(runs)
     spec = runs.start(runs.trial(config=ENDLESS | {"scheduling_unit": 1}))
     runs.await_text(spec, "batch 1/")

@@ -89,7 +89,7 @@ def test_next_runner_waits_for_a_run_that_still_saves(own_runs: Runs) -> None:
     with runner(own_runs, spec) as process:
         process.kill()
         process.wait()
-    assert not spec.files.end.exists()
+    assert not spec.files.exit.exists()
     assert adopted(spec).reason is EndReason.STOPPED
     assert "saved" in text_of(spec)
 
@@ -115,11 +115,11 @@ def test_next_runner_kills_a_run_that_does_not_end(own_runs: Runs) -> None:
     await_none(own_runs.folder)
 
 
-def test_rank_dies_with_its_keeper_when_nobody_else_is_left(own_runs: Runs) -> None:
+def test_rank_dies_with_its_shim_when_nobody_else_is_left(own_runs: Runs) -> None:
     spec = own_runs.spec(STUBBORN)
     with runner(own_runs, spec) as process:
-        keeper, rank = own_runs.keeper(spec), own_runs.rank(spec)
-        for victim in (keeper.parent(), process, keeper):
+        shim, rank = own_runs.shim(spec), own_runs.rank(spec)
+        for victim in (shim.parent(), process, shim):
             victim.kill()
     deadline = time.monotonic() + 20
     while lives(rank.pid):
@@ -132,8 +132,8 @@ def test_next_runner_ends_what_nobody_else_could(own_runs: Runs) -> None:
     # A rank that has gone, and left a process behind when nobody was there to see to it.
     spec = own_runs.spec("setsid sh -c 'trap : TERM; echo up; while :; do sleep 0.01; done' & sleep 600")
     with runner(own_runs, spec) as process:
-        keeper = own_runs.keeper(spec)
-        for victim in (keeper.parent(), process, keeper):
+        shim = own_runs.shim(spec)
+        for victim in (shim.parent(), process, shim):
             victim.kill()
     ended = adopted(spec)
     assert (ended.reason, ended.status) == (EndReason.KILLED, None)
@@ -144,8 +144,8 @@ def test_interrupt_at_the_terminal_does_not_reach_runs(own_runs: Runs) -> None:
     spec = own_runs.spec("echo session $(ps -o sid= -p $$); echo up; exec sleep 600")
     with runner(own_runs, spec) as process:
         session = int(text_of(spec).split()[1])
-        assert session == own_runs.keeper(spec).pid != os.getsid(process.pid)
-        assert os.getsid(own_runs.keeper(spec).parent().pid) != os.getsid(process.pid)
+        assert session == own_runs.shim(spec).pid != os.getsid(process.pid)
+        assert os.getsid(own_runs.shim(spec).parent().pid) != os.getsid(process.pid)
         process.kill()
     adopted(spec)
 
@@ -154,47 +154,51 @@ def test_run_that_never_was_counts_as_killed(own_runs: Runs) -> None:
     assert adopted(own_runs.spec("true")).reason is EndReason.KILLED
 
 
-def test_run_without_a_keeper_was_killed(own_runs: Runs, tmp_path: pathlib.Path) -> None:
+def test_run_without_a_shim_was_killed(own_runs: Runs, tmp_path: pathlib.Path) -> None:
     spec = own_runs.spec("true")
     assert own_runs.run(spec).reason is EndReason.COMPLETED
-    spec.files.end.unlink()
+    spec.files.exit.unlink()
     assert adopted(spec).reason is EndReason.KILLED
 
 
-def test_trial_that_had_given_up_stays_invalid_without_a_keeper(own_runs: Runs) -> None:
+def test_trial_that_had_given_up_stays_invalid_without_a_shim(own_runs: Runs) -> None:
     spec = own_runs.spec("echo no such layer > $DET_RUN_FOLDER/invalid_hp; kill -9 $PPID")
     ended = own_runs.run(spec)
     assert (ended.reason, ended.message.strip()) == (EndReason.INVALID_HP, "no such layer")
 
 
 @pytest.mark.parametrize("change", [{"start": 1}, {"boot": "before"}])
-def test_process_that_has_the_id_of_a_keeper_by_chance_is_left_alone(change: dict[str, object], own_runs: Runs) -> None:
+def test_process_that_has_the_id_of_a_shim_by_chance_is_left_alone(change: dict[str, object], own_runs: Runs) -> None:
     spec = own_runs.spec("true")
     own_runs.run(spec)
-    spec.files.end.unlink()
-    written = json.loads(spec.files.keeper.read_text())
+    spec.files.exit.unlink()
+    written = json.loads(spec.files.shim.read_text())
     stranger = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
     # With all that marks a process of the run but its own environment: a session of that number, and its server's.
-    variables = {**os.environ, "DET_WARM_PROCESS": written["server"]}
+    variables = {**os.environ, "DET_FORKSERVER": written["forkserver"]}
     with subprocess.Popen(stranger, stdout=subprocess.PIPE, start_new_session=True, env=variables) as process:
         try:
             process.stdout.readline()
             own_start = int(pathlib.Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19])
-            found = {**written, "pid": process.pid, "start": own_start, **change}
-            spec.files.keeper.write_text(json.dumps(found))
+            identity = {**written["identity"], "pid": process.pid, "start": own_start, **change}
+            found = {**written, "pid": process.pid, "identity": identity}
+            spec.files.shim.write_text(json.dumps(found))
             assert adopted(spec).reason is EndReason.KILLED
             assert process.poll() is None
         finally:
-            spec.files.keeper.unlink()
+            spec.files.shim.unlink()
             process.kill()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": "x", "start": 1, "boot": "b", "server": "s"}'])
+BAD_PID = '{"pid": "x", "started": 0, "host": "h", "identity": null, "forkserver": "s"}'
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", BAD_PID])
 def test_damaged_files_of_a_run_mean_that_it_was_killed(text: str, own_runs: Runs) -> None:
     spec = own_runs.spec("true")
     own_runs.run(spec)
-    spec.files.end.write_text(text)
-    spec.files.keeper.write_text(text)
+    spec.files.exit.write_text(text)
+    spec.files.shim.write_text(text)
     ended = adopted(spec)
-    spec.files.keeper.unlink()
+    spec.files.shim.unlink()
     assert ended.reason is EndReason.KILLED

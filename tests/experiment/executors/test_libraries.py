@@ -1,4 +1,4 @@
-"""Which libraries the warm process imports for a program."""
+"""Which libraries the forkserver imports for a program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from cases import every
-from determined.experiment.executors._libraries import FORKABLE, libraries_of
+from determined.experiment.executors.local._libraries import FORKABLE, libraries_of
 
 pytestmark = pytest.mark.process
 
@@ -66,9 +66,9 @@ def test_a_process_with_threads_is_not_forked(starts: str, tmp_path: pathlib.Pat
     written(tmp_path, surprising=starts)
     program = (
         "import sys\n"
-        "from determined.experiment.executors import _programs, _server\n"
-        "_server._warm_up(['surprising'])\n"
-        "print('warm:', _programs._HARNESS in sys.modules, flush=True)\n"
+        "from determined.experiment.executors.local import _forkserver\n"
+        "_forkserver._import_libraries(['surprising'])\n"
+        "print('warm:', _forkserver.HARNESS in sys.modules, flush=True)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, timeout=120)

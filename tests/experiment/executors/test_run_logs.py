@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from determined.experiment.executors import LogLine, follow_logs, read_logs
-from determined.experiment.executors._output import stamp
+from determined.experiment.executors._logs import stamp
 
 pytestmark = pytest.mark.process
 

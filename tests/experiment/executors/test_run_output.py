@@ -12,24 +12,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from determined.experiment.executors import EndReason
-from determined.experiment.executors._lines import LONGEST_LINE, LineCutter
+from determined.experiment.executors.local._log import ScreenLines
+from determined.processes import MAX_LINE, LineCutter
 from disks import small_disk
 
 pytestmark = pytest.mark.process
 
 
 def cut(*parts: bytes, times: list[float] | None = None) -> list[str]:
-    cutter = LineCutter()
+    cutter, screen = LineCutter(), ScreenLines()
     fed = [
-        line for part, now in zip(parts, times or [0.0] * len(parts), strict=True) for line in cutter.feed(part, now)
+        line
+        for part, now in zip(parts, times or [0.0] * len(parts), strict=True)
+        for line in screen.see(cutter.feed(part), now)
     ]
-    return fed + cutter.end()
+    return fed + screen.end(cutter.end())
 
 
 def test_line_waits_for_its_end() -> None:
     cutter = LineCutter()
-    assert cutter.feed(b"one\ntw", 0.0) == ["one"]
-    assert cutter.feed(b"o\n", 0.0) == ["two"]
+    assert cutter.feed(b"one\ntw") == [b"one\n"]
+    assert cutter.feed(b"o\n") == [b"two\n"]
 
 
 def test_last_line_needs_no_end() -> None:
@@ -57,9 +60,9 @@ def test_line_that_is_taken_back_without_anything_new_is_there() -> None:
 
 
 def test_very_long_line_is_cut_between_characters() -> None:
-    lines = cut(b"x" + "ä".encode() * LONGEST_LINE + b"\n")
-    assert "".join(lines) == "x" + "ä" * LONGEST_LINE
-    assert all(len(line.encode()) <= LONGEST_LINE for line in lines)
+    lines = cut(b"x" + "ä".encode() * MAX_LINE + b"\n")
+    assert "".join(lines) == "x" + "ä" * MAX_LINE
+    assert all(len(line.encode()) <= MAX_LINE for line in lines)
     assert len(lines) == 3
 
 
@@ -155,7 +158,7 @@ def test_lines_that_a_full_disk_swallowed_are_counted(tmp_path: pathlib.Path) ->
     import resource
     import signal
 
-    from determined.experiment.executors._output import LogFile
+    from determined.experiment.executors.local._log import LogFile
 
     file = LogFile(tmp_path / "rank-0.log")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

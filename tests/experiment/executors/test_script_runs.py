@@ -128,7 +128,7 @@ def test_environment_is_that_of_the_executor_and_of_the_run(runs: Runs, monkeypa
     assert (variables["DET_X"], variables["OWN"], variables["DET_PROGRESS"]) == ("1", "2", "0")
     assert variables["DET_RUN_FOLDER"] == str(spec.folder)
     assert variables["OMP_NUM_THREADS"] == variables["MKL_NUM_THREADS"] == variables["OPENBLAS_NUM_THREADS"] == "3"
-    assert not {"LATER", "DET_WARM_PROCESS", "RANK"} & variables.keys()
+    assert not {"LATER", "DET_FORKSERVER", "RANK"} & variables.keys()
 
 
 def test_variables_of_a_training_that_the_runner_is_part_of_stay_out(own_runs: Runs) -> None:
@@ -190,25 +190,25 @@ def test_large_environment_goes_through(runs: Runs) -> None:
 def test_end_is_in_a_file_that_only_its_owner_writes(runs: Runs) -> None:
     spec = runs.spec("exit 4")
     ended = runs.run(spec)
-    written = json.loads(spec.files.end.read_text())
+    written = json.loads(spec.files.exit.read_text())
     assert (written["status"], written["reason"]) == (4, "FAILED")
     runs.executor.adopt(spec)
     assert runs.executor.poll(0.0) == [ended]
-    assert not stat.S_IMODE(spec.files.end.stat().st_mode) & stat.S_IWOTH
-    assert sorted(path.name for path in spec.folder.iterdir()) == ["exit.json", "keeper.json", "rank-0.log"]
+    assert not stat.S_IMODE(spec.files.exit.stat().st_mode) & stat.S_IWOTH
+    assert sorted(path.name for path in spec.folder.iterdir()) == ["exit.json", "rank-0.log", "shim.json"]
 
 
 def test_waiting_ends_when_nothing_runs(own_runs: Runs) -> None:
     assert own_runs.executor.poll(None) == []
 
 
-def test_handle_of_a_run_names_its_keeper(runs: Runs) -> None:
+def test_handle_of_a_run_names_its_shim(runs: Runs) -> None:
     spec = runs.start(runs.spec("echo up; read line < /dev/zero"))
     runs.await_text(spec, "up")
     handle = runs.executor.handle(spec.trial_id)
     assert handle is not None
     process = tracking.RunProcess.from_json(handle)
-    assert process.pid == runs.keeper(spec).pid
+    assert process.pid == runs.shim(spec).pid
     assert not process.is_gone
     runs.executor.kill(spec.trial_id)
     runs.end(spec)
@@ -228,7 +228,7 @@ def test_orders_for_a_trial_without_a_run_are_passed_over(runs: Runs) -> None:
     runs.executor.kill(12345)
 
 
-def test_warm_process_that_cannot_start_is_told(own_runs: Runs) -> None:
+def test_forkserver_that_cannot_start_is_told(own_runs: Runs) -> None:
     ended = own_runs.run(own_runs.spec("true", environment={"PYTHONHOME": "/nonexistent"}))
     assert ended.reason is EndReason.NOT_STARTED
     assert "Python" in ended.message
@@ -284,7 +284,7 @@ def test_pattern_that_is_given_up_when_the_run_is_over_is_named_too(runs: Runs) 
     assert "'(a+)+$' has no effect: it took more than" in runs.text(spec)
 
 
-def test_what_the_keeper_says_is_not_the_output_of_the_trial(runs: Runs) -> None:
+def test_what_the_shim_says_is_not_the_output_of_the_trial(runs: Runs) -> None:
     ended = runs.run(runs.spec("echo a disk is full >&2; exit 3", patterns=["(", "log policy"]))
     assert (ended.matches, ended.last_lines) == ({}, ("a disk is full",))
 
@@ -307,9 +307,9 @@ def test_closing_stops_what_runs(own_runs: Runs) -> None:
     assert "saved" in own_runs.text(spec)
 
 
-def test_signal_to_the_keeper_stops_the_run(runs: Runs) -> None:
+def test_signal_to_the_shim_stops_the_run(runs: Runs) -> None:
     spec = runs.start(runs.spec("trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.01; done"))
     runs.await_text(spec, "up")
-    os.kill(runs.keeper(spec).pid, signal.SIGTERM)
+    os.kill(runs.shim(spec).pid, signal.SIGTERM)
     assert runs.end(spec).reason is EndReason.STOPPED
     assert "saved" in runs.text(spec)

@@ -181,54 +181,54 @@ def test_nothing_outlives_a_run_that_ended(runs: Runs) -> None:
     assert not any(map(lives, children(runs, spec)))
 
 
-def test_nothing_outlives_a_killed_keeper(runs: Runs) -> None:
+def test_nothing_outlives_a_killed_shim(runs: Runs) -> None:
     spec = family(runs, "deaf")
-    runs.keeper(spec).kill()
+    runs.shim(spec).kill()
     ended = runs.end(spec)
     assert (ended.reason, ended.status) == (EndReason.KILLED, None)
-    assert "its keeper was killed" in ended.message
+    assert "its shim was killed" in ended.message
     assert not any(map(lives, children(runs, spec)))
 
 
-def test_nothing_outlives_a_keeper_that_is_killed_after_its_server(own_runs: Runs) -> None:
+def test_nothing_outlives_a_shim_that_is_killed_after_its_server(own_runs: Runs) -> None:
     spec = family(own_runs, "deaf")
-    keeper = own_runs.keeper(spec)
+    shim = own_runs.shim(spec)
     own_runs.server(spec).kill()
-    keeper.kill()
+    shim.kill()
     assert own_runs.end(spec).reason is EndReason.KILLED
     assert not any(map(lives, children(own_runs, spec)))
 
 
-def test_end_of_a_killed_keeper_is_told_when_its_run_is_gone(runs: Runs) -> None:
+def test_end_of_a_killed_shim_is_told_when_its_run_is_gone(runs: Runs) -> None:
     spec = family(runs, "deaf")
-    runs.keeper(spec).kill()
+    runs.shim(spec).kill()
     runs.end(spec)
     assert not members(runs.folder)
 
 
-def test_process_that_has_left_all_behind_is_gone_with_the_keeper(runs: Runs) -> None:
+def test_process_that_has_left_all_behind_is_gone_with_the_shim(runs: Runs) -> None:
     daemon = "setsid env -i sh -c 'echo child $$; exec sleep 600' & "
     spec = started(runs, f"{daemon} echo up; wait", "child")
-    runs.keeper(spec).kill()
+    runs.shim(spec).kill()
     runs.end(spec)
     (pid,) = children(runs, spec)
     deadline = time.monotonic() + 20
-    while lives(pid):  # until the process that the keeper was forked from has seen to it
+    while lives(pid):  # until the process that the shim was forked from has seen to it
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def test_frozen_keeper_is_killed_with_its_run(own_runs: Runs) -> None:
+def test_frozen_shim_is_killed_with_its_run(own_runs: Runs) -> None:
     with LocalExecutor(environment(own_runs.folder), kill_timeout_s=0.3) as executor:
         own_runs.executor = executor
         spec = started(own_runs, SAVES)
-        own_runs.keeper(spec).suspend()
+        own_runs.shim(spec).suspend()
         executor.kill(spec.trial_id)
         assert own_runs.end(spec).reason is EndReason.KILLED
     await_none(own_runs.folder)
 
 
-def test_runs_go_on_without_the_warm_process(own_runs: Runs) -> None:
+def test_runs_go_on_without_the_forkserver(own_runs: Runs) -> None:
     spec = started(own_runs, SAVES)
     own_runs.server(spec).kill()
     again = started(own_runs, SAVES)  # from a new one
@@ -237,7 +237,7 @@ def test_runs_go_on_without_the_warm_process(own_runs: Runs) -> None:
         assert own_runs.end(one).reason is EndReason.STOPPED
 
 
-def test_run_that_the_warm_process_had_not_begun_begins_in_the_next(own_runs: Runs) -> None:
+def test_run_that_the_forkserver_had_not_begun_begins_in_the_next(own_runs: Runs) -> None:
     first = started(own_runs, SAVES)
     server = own_runs.server(first)
     server.suspend()
@@ -247,7 +247,7 @@ def test_run_that_the_warm_process_had_not_begun_begins_in_the_next(own_runs: Ru
     assert own_runs.text(spec) == "once\n"
 
 
-def test_warm_process_ends_with_its_executor(own_runs: Runs) -> None:
+def test_forkserver_ends_with_its_executor(own_runs: Runs) -> None:
     spec = started(own_runs, SAVES)
     server = own_runs.server(spec)
     own_runs.executor.kill(spec.trial_id)
@@ -256,11 +256,11 @@ def test_warm_process_ends_with_its_executor(own_runs: Runs) -> None:
     server.wait(20)
 
 
-def test_keeper_file_names_the_keeper(runs: Runs) -> None:
+def test_shim_file_names_the_shim(runs: Runs) -> None:
     spec = started(runs, SAVES)
-    written = json.loads(spec.files.keeper.read_text())
+    written = json.loads(spec.files.shim.read_text())
     stat = pathlib.Path(f"/proc/{written['pid']}/stat").read_text()
-    assert written["start"] == int(stat.rpartition(")")[2].split()[19])
-    assert written["boot"] == pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert written["identity"]["start"] == int(stat.rpartition(")")[2].split()[19])
+    assert written["identity"]["boot"] == pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     runs.executor.kill(spec.trial_id)
     runs.end(spec)

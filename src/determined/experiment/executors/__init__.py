@@ -1,4 +1,4 @@
-"""Executors: start the runs of trials, store what they write, and tell how they ended."""
+"""Executors start the runs of trials, store what they write and report how they ended; allocators give them slots."""
 
 from determined.experiment.executors._base import (
     Allocator,
@@ -9,25 +9,27 @@ from determined.experiment.executors._base import (
     Placement,
     RunExit,
     RunSpec,
-    is_class_entrypoint,
 )
-from determined.experiment.executors._inline import InlineExecutor
-from determined.experiment.executors._local import LocalExecutor
 from determined.experiment.executors._logs import LogLine, follow_logs, read_logs
+from determined.experiment.executors.inline import InlineExecutor
+from determined.experiment.executors.local import SLOTS_VARIABLE, LocalAllocator, LocalExecutor, Machine, this_machine
 
 __all__ = [
+    "SLOTS_VARIABLE",
     "Allocator",
     "Device",
     "EndReason",
     "Executor",
     "Handle",
     "InlineExecutor",
+    "LocalAllocator",
     "LocalExecutor",
     "LogLine",
+    "Machine",
     "Placement",
     "RunExit",
     "RunSpec",
     "follow_logs",
-    "is_class_entrypoint",
     "read_logs",
+    "this_machine",
 ]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from determined._home import RunFolder
+from determined.launch import is_class_entrypoint
 
 Device: TypeAlias = Literal["cpu", "cuda"]
 Handle: TypeAlias = Mapping[str, Any]
@@ -29,14 +30,14 @@ class RunSpec:
     trial_id: int
     run_id: int
     entrypoint: str | list[str]
-    """`module:Class` names a trial class; any other text is for `sh -c`; a list is a program and its arguments."""
+    """`module:Class` names a trial class; any other string is for `sh -c`; a list is a program and its arguments."""
     code: pathlib.Path
     """The working folder: a snapshot of the program."""
     folder: pathlib.Path
-    """The run's own folder, for its output and its end; it is made."""
+    """The run's own folder, for its output and its exit; the executor makes it."""
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Variables beside those of the executor. Those that do not begin with DET_ are best the same for all runs of an
-    executor: with each change, the next class entrypoint starts slowly."""
+    """Variables besides those of the executor. Those that do not begin with DET_ should be the same for all runs of an
+    executor: after each change, the next class entrypoint starts slowly."""
     ranks: int = 1
     """Processes of a class entrypoint; a script is started once and starts its ranks itself."""
     placement: Placement = dataclasses.field(default_factory=dict)
@@ -62,7 +63,7 @@ class RunSpec:
         return RunFolder(self.folder)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON map that `from_json` reads back."""
+        """Return a JSON mapping that `from_json` reads back."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return fields | {"code": str(self.code.absolute()), "folder": str(self.folder.absolute())}
 
@@ -71,12 +72,6 @@ class RunSpec:
         """Return what `to_json` was called on."""
         paths = {name: pathlib.Path(value[name]) for name in ("code", "folder")}
         return cls(**{**value, **paths})
-
-
-def is_class_entrypoint(text: str) -> bool:
-    """Say whether an entrypoint is written as `module:Class`."""
-    module, colon, name = text.partition(":")
-    return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *name.split(".")))
 
 
 class EndReason(enum.Enum):
@@ -89,7 +84,7 @@ class EndReason(enum.Enum):
     STOPPED = "STOPPED"
     """In time after it was asked to."""
     KILLED = "KILLED"
-    """By its executor, which was told to, or had asked for a stop in vain; or together with its keeper."""
+    """By its executor, on request or after the grace period; or together with the process that supervised it."""
     INVALID_HP = "INVALID_HP"
     """Because the trial gave up on its hyperparameters."""
     NOT_STARTED = "NOT_STARTED"
@@ -98,7 +93,7 @@ class EndReason(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunExit:
-    """The end of a run."""
+    """How a run ended."""
 
     trial_id: int
     run_id: int
@@ -106,7 +101,7 @@ class RunExit:
     message: str = ""
     """One line for people: of a failure, the last line of the traceback."""
     status: int | None = None
-    """The exit status by the convention of shells, of the rank that failed first; None if nobody saw it."""
+    """The exit status of the rank that failed first, by the convention of shells; None if unknown."""
     last_lines: tuple[str, ...] = ()
     """The end of that rank's error output."""
     matches: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -117,7 +112,7 @@ class RunExit:
     ended: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON map that `from_json` reads back."""
+        """Return a JSON mapping that `from_json` reads back."""
         return dataclasses.asdict(self) | {"reason": self.reason.value, "last_lines": list(self.last_lines)}
 
     @classmethod
@@ -127,7 +122,7 @@ class RunExit:
 
     @classmethod
     def of(cls, spec: RunSpec, reason: EndReason, message: str = "", **more: Any) -> Self:
-        """Return the end of a run that ends now."""
+        """Return the exit of a run that ends now."""
         values = {"ended": time.time(), **more}
         return cls(trial_id=spec.trial_id, run_id=spec.run_id, reason=reason, message=message, **values)
 

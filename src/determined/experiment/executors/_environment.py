@@ -1,34 +1,34 @@
-"""The environment of a run's processes."""
+"""The environment, import path and command of a run's processes."""
 
 from __future__ import annotations
 
 import json
+import os
 import pathlib
-import shlex
 import sys
 from collections.abc import Mapping
 
 from determined._home import HOME_VARIABLE, RUN_FOLDER_VARIABLE
 from determined._info import ClusterInfo, TrialInfo
 from determined.experiment.executors._base import RunSpec
-from determined.launch._command import MODULE
+from determined.launch import HARNESS, MODULE
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
-SERVER_VARIABLE = "DET_WARM_PROCESS"
-"""Marks all that was forked from one warm process."""
+FORKSERVER_VARIABLE = "DET_FORKSERVER"
+"""Marks all that was forked from one forkserver."""
 
 # fmt: off
 _OF_ONE_TRAINING = {
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
     "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "DET_LAUNCH_COMMAND", RUN_FOLDER_VARIABLE,
-    SERVER_VARIABLE,
+    FORKSERVER_VARIABLE,
 }
 # fmt: on
 
 
 def base_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that runs share with the runner: none of a training that it may itself be part of."""
+    """Return the variables that runs share with the runner, without those of a training that it may be part of."""
     trial = TrialInfo(trial_id=0, experiment_id=0, trial_seed=0, hparams={}, _config={})
     left_out = _OF_ONE_TRAINING | ClusterInfo(trial=trial, latest_checkpoint="any").to_environment().keys()
     is_shared = {name: name not in left_out and not name.startswith("TORCHELASTIC_") for name in variables}
@@ -54,30 +54,22 @@ def run_environment(base: Mapping[str, str], spec: RunSpec) -> dict[str, str]:
     }
 
 
-def shared_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return those variables of a run that matter already when libraries are loaded."""
-    own = {name for name in environment if name.startswith("DET_")} | {GPU_VARIABLE}
-    return {name: value for name, value in environment.items() if name not in own}
+def import_path(code: str, given: str) -> list[str]:
+    """Return where to look for modules: in the code folder first, to which the folders of PYTHONPATH are relative."""
+    folders = list(filter(None, given.split(os.pathsep)))
+    # The process that this one was forked from took them as from its own working folder.
+    theirs = {os.path.abspath(os.path.join(os.sep, folder)) for folder in folders}
+    ours = [os.path.abspath(os.path.join(code, folder)) for folder in folders]
+    return list(dict.fromkeys([code, *ours, *(entry for entry in sys.path if entry not in theirs)]))
 
 
-def rank_environment(environment: Mapping[str, str], spec: RunSpec, rank: int, port: int) -> dict[str, str]:
-    """Return the variables of one of several ranks of a class, as our launcher would set them."""
-    size = spec.ranks
-    command = [sys.executable, "-m", MODULE, "--nproc-per-node", str(size), "--", "--trial", str(spec.entrypoint)]
-    return {
-        **environment,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": environment[RUN_FOLDER_VARIABLE],
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        # The ranks meet at a store that is there already.
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "DET_LAUNCH_COMMAND": shlex.join(command),
-    }
+def command_of(spec: RunSpec) -> list[str]:
+    """Return the command that runs an entrypoint in a process of its own."""
+    if not isinstance(spec.entrypoint, str):
+        return list(spec.entrypoint)
+    if not spec.is_class:
+        return ["/bin/sh", "-c", spec.entrypoint]
+    if spec.ranks == 1:
+        return [sys.executable, "-m", HARNESS, "--trial", spec.entrypoint]
+    ranks = ["--nproc-per-node", str(spec.ranks)]
+    return [sys.executable, "-m", MODULE, *ranks, "--", "--trial", spec.entrypoint]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from determined import storage
 from determined.experiment.executors._base import STARTUP_HOOK, RunSpec
 
-# What a shell sets for itself.
+# Variables that a shell sets for itself.
 _OF_SHELLS = ("_", "OLDPWD", "PWD", "SHLVL")
 
 

@@ -1,4 +1,4 @@
-"""Read what the runs of a trial, or of all trials of an experiment, have written, also while they do."""
+"""Read what the runs of a trial or an experiment have written, also while they run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from determined._home import runs_of, trials_of
-from determined.experiment.executors._output import stamp
 
 _BLOCK = 1 << 16
 _SAMPLE = 512
-_POLL = 0.2
-_RESTING = 20
-"""How much longer than looking through many files a pause before the next look is."""
+_POLL_S = 0.2
+_REST_FACTOR = 20
+"""How many times longer than the last look at the files the pause before the next one is."""
+
+
+def stamp(timestamp: float) -> str:
+    """Return a time as it is written before each line: UTC, with microseconds, always of the same length."""
+    return datetime.datetime.fromtimestamp(timestamp, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 class LogLine(NamedTuple):
@@ -44,7 +48,7 @@ class _File(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """Which lines to read; times are texts as they stand in the files."""
+    """Which lines to read; times are strings as in the files."""
 
     streams: Collection[bytes] | None
     since: bytes
@@ -56,11 +60,11 @@ class _Wanted(NamedTuple):
         if not tab or not self.since <= when <= self.until or (self.streams is not None and stream not in self.streams):
             return None
         try:
-            moment = datetime.datetime.fromisoformat(when.decode("ascii")).timestamp()
+            timestamp = datetime.datetime.fromisoformat(when.decode("ascii")).timestamp()
         except ValueError:  # what a full disk has left of a line
             return None
         words = stream.decode(errors="replace"), text.decode(errors="replace")
-        return LogLine(moment, file.run, file.rank, *words, file.trial)
+        return LogLine(timestamp, file.run, file.rank, *words, file.trial)
 
 
 def read_logs(
@@ -73,10 +77,9 @@ def read_logs(
     head: int | None = None,
     tail: int | None = None,
 ) -> Iterator[LogLine]:
-    """Give the lines of all runs of a trial or an experiment, whose folder it is, in the order of time.
+    """Yield the lines of all runs in the folder of a trial or an experiment, in the order of time.
 
-    Only those of some ranks or streams, or from a time to a time, if so asked; only the first or the last so many of
-    these.
+    `ranks`, `streams`, `since` and `until` choose lines; `head` and `tail` limit how many of these are returned.
     """
     wanted = _wanted(streams, since, until)
     files = {file: _whole_size(file.path) for file in _files(folder, ranks)}
@@ -93,9 +96,9 @@ def follow_logs(
     since: float | None = None,
     tail: int | None = None,
 ) -> Iterator[LogLine]:
-    """Give the lines of all runs of a trial or an experiment as they come, until `is_over` says that no more will.
+    """Yield the lines of all runs in the folder of a trial or an experiment as they come, until `is_over()`.
 
-    Lines that are there already come first, or only the last so many of them.
+    Lines that exist already come first, all of them or the last `tail`.
     """
     wanted = _wanted(streams, since, None)
     done: dict[_File, int] = {}
@@ -111,7 +114,7 @@ def follow_logs(
         done = sizes
         if was_last:
             return
-        time.sleep(max(_POLL, took * _RESTING))
+        time.sleep(max(_POLL_S, took * _REST_FACTOR))
 
 
 def _wanted(streams: Collection[str] | None, since: float | None, until: float | None) -> _Wanted:

@@ -19,10 +19,8 @@ from determined import _home, errors
 from determined._home import Home
 from determined._info import ClusterInfo, TrialInfo
 from determined.experiment import config as configs
-from determined.experiment._machine import SLOTS_VARIABLE, this_machine
-from determined.experiment._pool import LocalAllocator
 from determined.experiment._results import conclude, source_checkpoint
-from determined.experiment.executors import Executor, LocalExecutor
+from determined.experiment.executors import SLOTS_VARIABLE, Executor, LocalAllocator, LocalExecutor, this_machine
 from determined.experiment.runner._disk_space import when_there_is_space
 from determined.experiment.runner._run_specs import CheckpointFinder, RunSpecs
 from determined.experiment.runner._search_replay import SearchReplay

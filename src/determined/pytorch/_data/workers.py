@@ -18,7 +18,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from determined._parent import end_with_parent
+from determined.processes import end_with_parent
 from determined.pytorch._data import rng
 from determined.pytorch._data.order import BatchKey
 

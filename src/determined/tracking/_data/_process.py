@@ -61,8 +61,8 @@ class RunProcess:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RunProcess:
         """Return the process that `to_json` described."""
-        identity = value["identity"]
-        return cls(**{**value, "identity": None if identity is None else ProcessIdentity.from_json(identity)})
+        identity = None if value["identity"] is None else ProcessIdentity.from_json(value["identity"])
+        return cls(pid=int(value["pid"]), started=float(value["started"]), host=str(value["host"]), identity=identity)
 
     @property
     def is_here(self) -> bool:

@@ -13,12 +13,10 @@ from determined import errors
 from determined._home import make_private
 from determined._import import import_from_path
 from determined.experiment.executors._base import EndReason, Handle, RunExit, RunSpec
-from determined.experiment.executors._ends import end_on_file
-from determined.experiment.executors._environment import base_environment, run_environment
-from determined.experiment.executors._files import write_json
-from determined.experiment.executors._fresh import import_path
+from determined.experiment.executors._environment import base_environment, import_path, run_environment
+from determined.experiment.executors._exit_file import read_exit, summary, write_json
 from determined.experiment.executors._hook import run_hook
-from determined.experiment.executors._output import gist
+from determined.tracking import RunProcess
 
 _STOPPED = (130, 143)
 _LAST_LINES = 20
@@ -33,63 +31,59 @@ class InlineExecutor:
     def __init__(self) -> None:
         self._base = base_environment(os.environ)
         self._waiting: dict[int, RunSpec] = {}
-        self._over: list[RunExit] = []
+        self._exits: list[RunExit] = []
 
     def start(self, spec: RunSpec) -> None:
-        """Put a run in the line; `poll` runs it."""
+        """Queue a run; `poll` runs it."""
         if spec.trial_id in self._waiting:
             raise errors.MisuseError(f"Trial {spec.trial_id} has a run already; start another when it has ended.")
         if not spec.is_class or spec.ranks != 1:
             what = f"{spec.entrypoint!r} with {spec.ranks} rank(s)"
             message = f"{what} cannot run within one process; only a class, module:Class, with one rank can"
-            self._over.append(RunExit.of(spec, EndReason.NOT_STARTED, message))
+            self._exits.append(RunExit.of(spec, EndReason.NOT_STARTED, message))
         else:
             self._waiting[spec.trial_id] = spec
 
     def stop(self, trial_id: int) -> None:
-        """Take a run out of the line."""
+        """Take a run out of the queue."""
         self._cancel(trial_id, EndReason.STOPPED)
 
     def kill(self, trial_id: int) -> None:
-        """Take a run out of the line."""
+        """Take a run out of the queue."""
         self._cancel(trial_id, EndReason.KILLED)
 
     def poll(self, timeout_s: float | None) -> list[RunExit]:
-        """Run the next one in the line to its end; return what has ended since the last call."""
-        if not self._over and self._waiting:
+        """Run the next one of the queue to its end; return what has ended since the last call."""
+        if not self._exits and self._waiting:
             spec = next(iter(self._waiting.values()))
-            ended = self._run(spec)
+            exit = self._run(spec)
             del self._waiting[spec.trial_id]
             with contextlib.suppress(OSError):
-                write_json(spec.files.end, ended.to_json())
-            self._over.append(ended)
-        elif not self._over and timeout_s:
+                write_json(spec.files.exit, exit.to_json())
+            self._exits.append(exit)
+        elif not self._exits and timeout_s:
             time.sleep(timeout_s)
-        over, self._over = self._over, []
-        return over
+        exits, self._exits = self._exits, []
+        return exits
 
     def adopt(self, spec: RunSpec, handle: Handle | None = None) -> None:
         """Let `poll` report how a run of an earlier process has ended; one without an end died with that process."""
-        self._over.append(end_on_file(spec) or RunExit.of(spec, EndReason.KILLED, "its process was gone"))
+        self._exits.append(read_exit(spec) or RunExit.of(spec, EndReason.KILLED, "its process was gone"))
 
     def handle(self, trial_id: int) -> Handle | None:
-        """Return this process, for a run in the line."""
-        if trial_id not in self._waiting:
-            return None
-        from determined.tracking import RunProcess
-
-        return RunProcess.current().to_json()
+        """Return this process, for a run in the queue."""
+        return RunProcess.current().to_json() if trial_id in self._waiting else None
 
     def close(self) -> None:
-        """Forget the runs in the line."""
+        """Forget the runs in the queue."""
         self._waiting.clear()
 
     def _cancel(self, trial_id: int, reason: EndReason) -> None:
         if (spec := self._waiting.pop(trial_id, None)) is not None:
-            self._over.append(RunExit.of(spec, reason, "before it had begun"))
+            self._exits.append(RunExit.of(spec, reason, "before it had begun"))
 
     def _run(self, spec: RunSpec) -> RunExit:
-        from determined.launch._harness import load_class, train
+        from determined.launch import load_class, train
 
         started = time.time()
         entrypoint = str(spec.entrypoint)
@@ -106,12 +100,12 @@ class InlineExecutor:
         except Exception:
             status, trace = 1, traceback.format_exc()
             traceback.print_exc()
-        return _ended(spec, status, begun, trace, started)
+        return _exit_of(spec, status, begun, trace, started)
 
 
-def _ended(spec: RunSpec, status: int, begun: bool, trace: str, started: float) -> RunExit:
+def _exit_of(spec: RunSpec, status: int, begun: bool, trace: str, started: float) -> RunExit:
     lines = trace.splitlines()
-    message = gist(lines)
+    message = summary(lines)
     if not begun:
         reason = EndReason.NOT_STARTED
     elif spec.files.invalid_hp.exists():

@@ -1,4 +1,4 @@
-"""How the ranks of one machine ended, and what follows from it."""
+"""How the ranks of one machine exited, and which of them failed first."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import dataclasses
 import signal
 
 _STOPPED = {128 + signal.SIGTERM, 128 + signal.SIGINT}
-_LAST_WORDS = 10.0
+_TRACEBACK_AGE_S = 10.0
 """Seconds that a program may take to end after a traceback that is the reason."""
-_HEAD_START = 2.0
+_HEAD_START_S = 2.0
 """Seconds that it may take to hear of a program that was killed, while others already fail for want of it."""
 _SIGNAL_NAMES = {int(which): which.name for which in signal.Signals}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RankExit:
-    """How the program of one rank ended."""
+    """How the program of one rank exited."""
 
     rank: int
     code: int
     """As `subprocess` gives it: that of a program that a signal killed is negative."""
     time: float
-    by_launcher: bool = False
-    """Whether it died of a signal that the launcher had passed on."""
+    by_supervisor: bool = False
+    """Whether it died of a signal from its supervisor."""
     traceback_at: float | None = None
     """When it began its last traceback of Python."""
     blamed: int | None = None
-    """The rank because of which it ended, as it said itself."""
+    """The rank because of which it exited, as it said itself."""
     overdue: str = ""
-    """For what the launcher killed it, if it did not end after others had."""
+    """Why its supervisor killed it, if it did not end after others had."""
 
     @property
     def status(self) -> int:
@@ -38,19 +38,19 @@ class RankExit:
     @property
     def is_failure(self) -> bool:
         """Whether the program ended neither well nor because it was asked to stop."""
-        return bool(self.overdue) or (self.code != 0 and self.code not in _STOPPED and not self.by_launcher)
+        return bool(self.overdue) or (self.code != 0 and self.code not in _STOPPED and not self.by_supervisor)
 
     @property
     def gave_up_at(self) -> float:
         """When it stopped training: of ranks that fail together, the first of these is the cause, not the first to end.
 
         One with a traceback may take long to end. One that was killed says nothing, and on a busy machine the others
-        miss it sooner than its keeper does. An abort may itself be the answer to a peer that is gone, as with NCCL.
+        miss it sooner than its supervisor does. An abort may itself be the answer to a peer that is gone, as with NCCL.
         """
-        was_killed = self.code < 0 and not self.by_launcher
-        if (was_killed or self.code == 1) and self.traceback_at and self.time - self.traceback_at < _LAST_WORDS:
+        was_killed = self.code < 0 and not self.by_supervisor
+        if (was_killed or self.code == 1) and self.traceback_at and self.time - self.traceback_at < _TRACEBACK_AGE_S:
             return self.traceback_at
-        return self.time - _HEAD_START if was_killed and self.code != -signal.SIGABRT else self.time
+        return self.time - _HEAD_START_S if was_killed and self.code != -signal.SIGABRT else self.time
 
     def __str__(self) -> str:
         if self.overdue:
@@ -63,15 +63,15 @@ class RankExit:
 
 
 class RankExits:
-    """The ends of one attempt, as they come in."""
+    """The exits of one attempt, as they come in."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._all: list[RankExit] = []
 
-    def add(self, end: RankExit) -> None:
-        """Take note of one."""
-        self._all.append(end)
+    def add(self, exit: RankExit) -> None:
+        """Add the exit of a rank."""
+        self._all.append(exit)
 
     @property
     def are_all_in(self) -> bool:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from determined.experiment._machine import Machine
-from determined.experiment._shares import Claimant, shares
-from determined.experiment.executors import Device, Handle, Placement
+import dataclasses
+from collections.abc import Iterable
+
+from determined.experiment.executors._base import Device, Handle, Placement
+from determined.experiment.executors.local._machine import Machine
 from determined.tracking import Demand, RunProcess, Slots
+
+DEFAULT_PRIORITY = 42
+"""The priority of an experiment that sets none; 1 comes before 99."""
 
 
 class LocalAllocator:
@@ -51,3 +56,43 @@ class LocalAllocator:
     def release(self, trial_id: int) -> None:
         """Free the slots of a trial."""
         self._slots.release(trial_id)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Claimant:
+    """An experiment that wants slots, in units of what one of its trials needs."""
+
+    experiment_id: int
+    wanted: int
+    unit: int = 1
+    priority: int | None = None
+
+
+def shares(capacity: int, claimants: Iterable[Claimant]) -> dict[int, int]:
+    """Return how many slots each experiment may hold.
+
+    Those of the best priority come first. Among equals slots go round one trial at a time, the older experiment first,
+    until nobody wants more or nothing is left: nobody has less than another who has more than one trial more.
+    """
+    given: dict[int, int] = {}
+    free = capacity
+    by_priority: dict[int, list[Claimant]] = {}
+    for one in claimants:
+        given[one.experiment_id] = 0
+        by_priority.setdefault(DEFAULT_PRIORITY if one.priority is None else one.priority, []).append(one)
+    for _, equals in sorted(by_priority.items()):
+        free = _go_round(free, sorted(equals, key=lambda one: one.experiment_id), given)
+    return given
+
+
+def _go_round(free: int, equals: list[Claimant], given: dict[int, int]) -> int:
+    unmet = equals
+    while unmet:
+        still = []
+        for one in unmet:
+            if one.unit <= free and given[one.experiment_id] + one.unit <= one.wanted:
+                given[one.experiment_id] += one.unit
+                free -= one.unit
+                still.append(one)
+        unmet = still
+    return free

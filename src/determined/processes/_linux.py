@@ -1,0 +1,66 @@
+"""What only Linux does for the processes of a run. Elsewhere these functions do nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import signal
+import sys
+
+ENABLED = sys.platform == "linux"
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_MAX_NAME = 15
+
+
+def missing_guarantees() -> str | None:
+    """Return what this system cannot guarantee for trials that run in processes of their own; None on Linux."""
+    if ENABLED:
+        return None
+    return (
+        f"On {sys.platform} a process that a trial has started and left behind may go on after the trial, and a trial "
+        "whose supervising process is killed may too. Linux ends both."
+    )
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when `parent`, which started it, ends.
+
+    To the kernel the parent is the thread that started this process, so that thread has to live as long.
+    """
+    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    if os.getppid() != parent:  # it ended before
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every process further down whose own parent has ended."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
+
+
+def children() -> set[int]:
+    """Return the ids of this process's children, also of those that have ended and are not waited for yet.
+
+    Where orphans are not adopted, of everything further down.
+    """
+    import psutil
+
+    return {child.pid for child in psutil.Process().children(recursive=not ENABLED)}
+
+
+def set_name(name: str) -> None:
+    """Name this process as `ps -o comm` and `top` show it."""
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:_MAX_NAME]))
+
+
+def _prctl(option: int, value: ctypes.c_ulong | ctypes.c_char_p) -> None:
+    if ENABLED:
+        _libc().prctl(option, value, *[ctypes.c_ulong(0)] * 3)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
