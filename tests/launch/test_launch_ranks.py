@@ -199,6 +199,25 @@ def test_rank_that_is_frozen_after_the_others_have_ended_is_killed_and_named(
     assert "rank 0" not in said
 
 
+def test_rank_that_never_begins_does_not_hold_up_the_others_for_ever(
+    script: Callable[[str], str],
+    tmp_path: pathlib.Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DET_DISTRIBUTED_TIMEOUT", "1")
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
+    python = tmp_path / "python"
+    hangs = 'if [ "$RANK" = 1 ]; then exec "$real" -c "import time; time.sleep(600)" "$@"; fi'
+    python.write_text(f'#!/bin/sh\nreal={sys.executable}\n{hangs}\nexec "$real" "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    assert main([*TWO, script("print('trained')")]) == 1
+    written = capfd.readouterr()
+    assert "[rank=0] trained" in written.out
+    assert "which should have started a rank, does not answer and is killed" in written.err
+
+
 def test_rank_that_is_frozen_is_named_rather_than_one_that_ends_because_of_it(
     script: Callable[[str], str], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ from determined.experiment._results import pinned, source_checkpoint
 from determined.experiment.config import ExperimentConfig
 from determined.experiment.executors import Machine, this_machine
 from determined.experiment.search import Search
+from determined.processes import missing_guarantees
 from determined.tracking import Desired, ExperimentDescription, ExperimentStore
 
 logger = logging.getLogger("determined.experiment")
@@ -41,6 +42,8 @@ def create(
     """
     place = at or home()
     check(config, folder, place, this_machine(slots))
+    if (missing := missing_guarantees()) is not None:
+        logger.warning(missing)
     config = pinned(config, place)
     with _staging(place) as staging:
         code = staging / "code"
