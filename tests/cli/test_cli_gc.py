@@ -54,9 +54,9 @@ def test_nothing_to_do_is_said(det: Det, home: pathlib.Path) -> None:
 def test_what_is_in_order_stays(det: Det, store: storage.FolderStore, records: tracking.TrackingReader) -> None:
     uuid = save()
     assert det("gc").exit_code == 0
-    assert store.ids() == [uuid]
+    assert store.list() == [uuid]
     assert state_of(records, uuid) is tracking.CheckpointState.COMPLETED
-    store.verified(uuid)
+    store.open(uuid).verify()
 
 
 def holding(store: storage.FolderStore) -> forking.Process:
@@ -73,7 +73,7 @@ def test_leftovers_of_dead_processes_go_and_those_of_living_ones_stay(det: Det, 
         assert "1 half-written checkpoints cleared\n  dead.partial\n" in det("gc").stdout
         living.communicate("\n", timeout=60)
     assert living.returncode == 0
-    assert store.verified("living").is_dir()
+    store.open("living").verify()
 
 
 def test_an_experiment_goes_whose_creation_was_killed_and_one_that_is_being_created_stays(
@@ -111,7 +111,7 @@ def test_bytes_of_a_deleted_checkpoint_are_removed(det: Det, store: storage.Fold
     with tracking.TrialWriter.attach(home / "tracking.db", 2, 2) as recorder:
         recorder.write([tracking.CheckpointDeleted(uuid=doomed)])
     assert f"1 folders of deleted checkpoints removed\n  {doomed}\n" in det("gc").stdout
-    assert store.ids() == [kept]
+    assert store.list() == [kept]
 
 
 def test_record_of_a_vanished_checkpoint_is_closed(

@@ -57,7 +57,7 @@ def test_checkpoint_of_a_run_that_died_before_recording_it_is_recorded_as_it_wou
 ) -> None:
     assert run_program(SAVE, DET_DIE_AT="committed").returncode == -9
     assert records.checkpoints() == []
-    (uuid,) = store().ids()
+    (uuid,) = store().list()
     assert record_unrecorded(store(), home().database) == [uuid]
     (one,) = records.checkpoints()
     assert (one.uuid, one.experiment_id, one.trial_id, one.steps_completed) == (uuid, 1, 1, 3)
@@ -93,7 +93,7 @@ def test_checkpoint_of_another_origin_is_left_alone(origin: dict[str, Any], reco
     forge("foreign", **origin)
     assert record_unrecorded(store(), home().database) == []
     assert list(states(records)) == [uuid]
-    assert "foreign" in store().ids()
+    assert "foreign" in store().list()
 
 
 @pytest.mark.parametrize("steps", [10**30, -1, "many", None, [1], 1.5, True])
@@ -153,7 +153,7 @@ def test_bytes_of_deleted_checkpoints_are_removed_and_no_others(
     assert run_program(deleting, DET_DIE_AT="unlisted").returncode == -9
     assert states(records) == {kept: COMPLETED, doomed: DELETED}
     assert remove_unlisted(store(), home().database) == [doomed]
-    assert store().ids() == [kept]
+    assert store().list() == [kept]
     assert remove_unlisted(store(), home().database) == []
 
 
@@ -169,7 +169,7 @@ def test_half_removed_checkpoint_is_not_listed_and_cleared(run_program: Run) -> 
     doomed = save()
     deleting = f"from determined import core\nwith core.init() as c:\n    c.checkpoint.delete({doomed!r})"
     assert run_program(deleting, DET_DIE_AT="to_delete").returncode == -9
-    assert store().ids() == []
+    assert store().list() == []
     assert store().clear_leftovers() == [f"{doomed}.partial"]
     assert list(home().checkpoints.iterdir()) == []
 

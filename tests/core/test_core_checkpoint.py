@@ -225,7 +225,7 @@ def test_bad_metadata_is_refused_before_anything_is_written(
 ) -> None:
     with pytest.raises(kind, match="checkpoint metadata"), checkpoints.store_path(metadata):
         pytest.fail("the block began")
-    assert checkpoints.store.ids() == []
+    assert checkpoints.store.list() == []
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", None])
@@ -311,4 +311,4 @@ def test_checkpoint_whose_deletion_cannot_be_recorded_stays(context: core.Contex
     with pytest.raises(errors.TrackingException):
         context.checkpoint.delete(storage_id)
     change_database("ALTER TABLE aside RENAME TO checkpoints")
-    assert context.checkpoint.store.ids() == [storage_id]
+    assert context.checkpoint.store.list() == [storage_id]

@@ -99,7 +99,7 @@ def save_and_delete(store: str) -> None:
             pass
         with pytest.raises(errors.TrackingException):
             context.checkpoint.delete(uuid)
-        assert context.checkpoint.store.ids() == [uuid]
+        assert context.checkpoint.store.list() == [uuid]
 
 
 def test_deletion_that_cannot_be_recorded_leaves_the_checkpoint(disk: Resize, store: str) -> None:

@@ -168,7 +168,7 @@ def test_a_source_that_is_not_there_is_refused_before_anything_is_made(workshop:
 def test_a_source_in_another_store_is_refused(workshop: Workshop, tmp_path: pathlib.Path) -> None:
     workshop.run(settings(1))
     elsewhere = {"type": "shared_fs", "host_path": str(tmp_path / "elsewhere")}
-    with pytest.raises(errors.InvalidExperimentException, match="set checkpoint_storage to the former"):
+    with pytest.raises(errors.InvalidExperimentException, match="set checkpoint_storage to where it is"):
         workshop.create(settings(searcher={"source_trial_id": 1}, checkpoint_storage=elsewhere))
 
 

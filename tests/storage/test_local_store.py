@@ -33,7 +33,7 @@ def test_created_checkpoint_has_its_files(store: storage.FolderStore) -> None:
 def test_store_lists_its_checkpoints(store: storage.FolderStore) -> None:
     for name in ("b", "a"):
         fill(store, name)
-    assert store.ids() == ["a", "b"]
+    assert store.list() == ["a", "b"]
 
 
 def test_none_of_a_thousand_flipped_bits_is_overlooked(store: storage.FolderStore) -> None:
@@ -50,13 +50,13 @@ def test_none_of_a_thousand_flipped_bits_is_overlooked(store: storage.FolderStor
         changed[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
         path.write_bytes(changed)
         with pytest.raises(errors.InvalidCheckpointException, match=path.name):
-            store.verified("a")
+            store.open("a").verify()
         path.write_bytes(whole)
-    store.verified("a")
+    store.open("a").verify()
 
 
 def test_store_that_does_not_exist_yet_is_empty(store: storage.FolderStore) -> None:
-    assert store.ids() == []
+    assert store.list() == []
 
 
 def test_reading_creates_nothing(store: storage.FolderStore) -> None:
@@ -67,7 +67,7 @@ def test_reading_creates_nothing(store: storage.FolderStore) -> None:
 
 def test_unfinished_checkpoint_is_not_listed_nor_found(store: storage.FolderStore) -> None:
     with store.create("a"):
-        assert store.ids() == []
+        assert store.list() == []
         with pytest.raises(errors.CheckpointNotFoundException):
             store.path("a")
 

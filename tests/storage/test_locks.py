@@ -72,7 +72,7 @@ def test_forked_process_that_writes_on_does_not_take_the_lock_from_its_parent(st
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert store.clear_leftovers() == []
-    assert store.ids() == ["a", "b"]
+    assert store.list() == ["a", "b"]
 
 
 def fill(store: storage.FolderStore, names: list[str]) -> None:

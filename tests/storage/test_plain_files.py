@@ -92,4 +92,4 @@ def test_pipe_in_what_becomes_a_checkpoint_is_left_out_of_its_manifest(tmp_path:
     with store.create("a") as path:
         os.mkfifo(path / "pipe")
         (path / "file").touch()
-    assert list(storage.Manifest.read(store.verified("a")).files) == ["file"]
+    assert list(store.open("a").manifest.files) == ["file"]

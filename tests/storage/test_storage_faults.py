@@ -101,8 +101,9 @@ def test_full_disk_ends_training_with_what_was_saved_intact(mount: Mount, checkp
         assert sorted(path.name for path in store.iterdir()) == sorted(saved)
         if saved:
             assert f"The last good checkpoint is {saved[-1]}." in str(caught.value)
-            last = storage.FolderStore(store).verified(saved[-1])
-            assert state_in(last)["loop"]["progress"]["batches_trained"] == room
+            last = storage.FolderStore(store).open(saved[-1])
+            last.verify()
+            assert state_in(last.folder)["loop"]["progress"]["batches_trained"] == room
 
 
 def test_training_goes_on_from_what_a_full_disk_left(mount: Mount, checkpoint_kilobytes: int) -> None:
@@ -169,7 +170,7 @@ def test_training_goes_on_with_a_full_disk_for_the_record_and_says_what_is_missi
         ),
     ):
         fit_to(tmp_path / "store", trial, max_length=Batch(REPORTS), reporting_period=Batch(1))
-    (uuid,) = storage.FolderStore(tmp_path / "store").ids()
+    (uuid,) = storage.FolderStore(tmp_path / "store").list()
     assert state_in(tmp_path / "store" / uuid)["loop"]["progress"]["batches_trained"] == REPORTS
     complaints = [record for record in caplog.records if "record of this run cannot" in record.getMessage()]
     assert len([one for one in complaints if "record of this run" in one.getMessage()]) == 1
@@ -212,9 +213,11 @@ def test_store_that_becomes_read_only_keeps_what_it_has(mount: Mount, tmp_path: 
 
     with pytest.raises(StorageException, match=r"The checkpoint of batch 4 is not saved.*Read-only file system"):
         fit_to(store, trial_with(Waiting(), Trial), checkpoint_period=Batch(2))
-    (uuid,) = storage.FolderStore(store).ids()
+    (uuid,) = storage.FolderStore(store).list()
     # Reading needs no room and no permission to write.
-    assert state_in(storage.FolderStore(store).verified(uuid))["loop"]["progress"]["batches_trained"] == 2
+    saved = storage.FolderStore(store).open(uuid)
+    saved.verify()
+    assert state_in(saved.folder)["loop"]["progress"]["batches_trained"] == 2
 
 
 def removing(store: pathlib.Path) -> type[LineTrial]:
@@ -230,7 +233,7 @@ def removing(store: pathlib.Path) -> type[LineTrial]:
 def test_store_that_is_removed_is_made_anew_for_the_next_checkpoint(tmp_path: pathlib.Path) -> None:
     store = tmp_path / "store"
     fit_to(store, trial_with(Waiting(), removing(store)), max_length=Batch(4), checkpoint_period=Batch([1]))
-    (uuid,) = storage.FolderStore(store).ids()
+    (uuid,) = storage.FolderStore(store).list()
     assert fit_to(store, latest_checkpoint=uuid).seen[0] == (0, 4)
 
 
@@ -254,7 +257,7 @@ def test_store_may_be_a_link_to_a_folder(tmp_path: pathlib.Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     fit_to(tmp_path / "link", max_length=Batch(2))
-    (uuid,) = storage.FolderStore(tmp_path / "real").ids()
+    (uuid,) = storage.FolderStore(tmp_path / "real").list()
     assert fit_to(tmp_path / "link", latest_checkpoint=uuid).seen[0] == (0, 2)
 
 
@@ -292,5 +295,5 @@ def test_store_within_the_program_is_not_copied_into_checkpoints(
 
     store = program / "checkpoints"
     fit_to(store, mine.Mine, max_length=Batch(3), checkpoint_period=Batch(1))
-    for uuid in storage.FolderStore(store).ids():
+    for uuid in storage.FolderStore(store).list():
         assert [path.name for path in (store / uuid / "code").rglob("*") if path.is_file()] == ["mine.py"]

@@ -132,8 +132,8 @@ def injecting(path: pathlib.Path, call: str, error: str) -> list[str]:
 
 
 def assert_only_the_first_is_there(store: storage.FolderStore) -> None:
-    assert store.ids() == ["before"]
-    assert store.verified("before")
+    assert store.list() == ["before"]
+    store.open("before").verify()
     assert [path.name for path in store.root.iterdir()] == ["before"]
 
 
@@ -166,7 +166,7 @@ def test_kernel_without_memory_leaves_nothing_of_a_checkpoint(
     assert "cannot be written (Cannot allocate memory)" in said
     if call != "openat":  # by which its remains would have to be removed, too
         assert_only_the_first_is_there(store)
-    assert store.ids() == ["before"]
+    assert store.list() == ["before"]
 
 
 def test_file_that_grows_too_large_is_named(store: storage.FolderStore) -> None:
@@ -192,7 +192,8 @@ save("after")
     failed = [line for line in outcomes if line != "saved"]
     assert failed
     assert all("Too many open files" in line for line in failed), outcomes
-    assert len(store.ids()) == 1 + outcomes.count("saved")
-    assert all(store.verified(uuid) for uuid in store.ids())
+    assert len(store.list()) == 1 + outcomes.count("saved")
+    for uuid in store.list():
+        store.open(uuid).verify()
     store.clear_leftovers()
-    assert sorted(path.name for path in store.root.iterdir()) == store.ids()
+    assert sorted(path.name for path in store.root.iterdir()) == store.list()

@@ -28,12 +28,12 @@ def unreadable(home: pathlib.Path) -> list[str]:
     """Return what is wrong with checkpoints that the store or the record lists."""
     store = store_of(home)
     listed = {c.uuid for c in checkpoints(home) if c.state is tracking.CheckpointState.COMPLETED}
-    return [fault for uuid in sorted(listed | set(store.ids())) if (fault := _fault(store, uuid))]
+    return [fault for uuid in sorted(listed | set(store.list())) if (fault := _fault(store, uuid))]
 
 
 def _fault(store: storage.FolderStore, uuid: str) -> str | None:
     try:
-        store.verified(uuid)
+        store.open(uuid).verify()
     except errors.InvalidCheckpointException as error:
         return str(error)
     return None
@@ -54,7 +54,7 @@ def rows(home: pathlib.Path) -> list[Row]:
 def saved_steps(home: pathlib.Path) -> int:
     """Return the steps of the newest complete checkpoint in the store, recorded or not."""
     store = store_of(home)
-    return max((_steps(store.path(uuid)) for uuid in store.ids()), default=0)
+    return max((_steps(store.path(uuid)) for uuid in store.list()), default=0)
 
 
 def _steps(folder: pathlib.Path) -> int:

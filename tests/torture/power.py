@@ -154,7 +154,7 @@ class Counts:
         for what, which in told:
             if "checkpoint" in what and not _is_intact(store, which):
                 self.faults["checkpoints lost"] += 1
-        self.faults["unreadable checkpoints"] += sum(not _is_intact(store, uuid) for uuid in store.ids())
+        self.faults["unreadable checkpoints"] += sum(not _is_intact(store, uuid) for uuid in store.list())
         if (home / "tracking.db").exists():
             self.faults["damaged databases"] += _integrity(home / "tracking.db") != "ok"
             stored, recorded = _on_record(home)
@@ -170,7 +170,7 @@ class Counts:
 
 def _is_intact(store: storage.FolderStore, uuid: str) -> bool:
     try:
-        store.verified(uuid)
+        store.open(uuid).verify()
     except errors.InvalidCheckpointException as error:
         print(f"  {error}", flush=True)
         return False

@@ -79,14 +79,14 @@ class Sweep:
         """Return what is wrong: with what is left, and with what a next run makes of it."""
         store = findings.store_of(self.home)
         found = findings.unreadable(self.home)
-        if self._command[0] != "delete" and OLD not in store.ids():
+        if self._command[0] != "delete" and OLD not in store.list():
             found.append("the old checkpoint is gone")
         self._next_run()
         found += [f"{name} is not cleared" for name in findings.leftovers(self.home)]
         found += findings.unreadable(self.home)
         on_record = {one.uuid: one.state for one in findings.checkpoints(self.home)}
-        found += [f"{uuid} is not on record" for uuid in store.ids() if uuid not in on_record]
-        if NEW in store.ids() and ("training", 3, {"loss": 0.25}) not in findings.rows(self.home):
+        found += [f"{uuid} is not on record" for uuid in store.list() if uuid not in on_record]
+        if NEW in store.list() and ("training", 3, {"loss": 0.25}) not in findings.rows(self.home):
             found.append("metrics are lost")
         if on_record.get(OLD) is tracking.CheckpointState.DELETED and self._command[0] != "delete":
             found.append("the old checkpoint is recorded as deleted")

@@ -69,14 +69,14 @@ def test_training_that_dies_at_a_crash_point_goes_on_exactly(
     assert train(home, f"{point}:{time}").was_killed
     assert findings.unreadable(home) == []
     assert len(findings.leftovers(home)) == (point in STAGED)
-    assert len(findings.store_of(home).ids()) == (time if point in NAMED else time - 1)
+    assert len(findings.store_of(home).list()) == (time if point in NAMED else time - 1)
     assert digest(train(home)) == expected
     assert findings.leftovers(home) == []
 
 
 def test_checkpoint_that_died_before_it_was_recorded_is_gone_on_from(home: pathlib.Path) -> None:
     train(home, "committed:2")
-    (unrecorded,) = set(findings.store_of(home).ids()) - {one.uuid for one in findings.checkpoints(home)}
+    (unrecorded,) = set(findings.store_of(home).list()) - {one.uuid for one in findings.checkpoints(home)}
     train(home)
     assert tracking.TrackingReader(home / "tracking.db").trial(2).source_checkpoint == unrecorded
 
@@ -90,13 +90,13 @@ def test_next_run_leaves_alone_what_a_living_process_saves(home: pathlib.Path) -
     assert train(home).code == 0
     assert findings.leftovers(home) == [f"{NEW}.partial"]
     assert finish(living) == 0
-    assert findings.store_of(home).verified(NEW).is_dir()
+    findings.store_of(home).open(NEW).verify()
 
 
 def test_deletion_that_dies_after_the_record_leaves_nothing_listed(home: pathlib.Path) -> None:
     assert finish(core_program("save", OLD)) == 0
     assert finish(core_program("delete", OLD, DET_DIE_AT="to_delete")) == -9
-    assert findings.store_of(home).ids() == []
+    assert findings.store_of(home).list() == []
     assert [one.state for one in findings.checkpoints(home)] == [tracking.CheckpointState.DELETED]
     assert findings.store_of(home).clear_leftovers() == [f"{OLD}.partial"]
 

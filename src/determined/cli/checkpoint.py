@@ -106,14 +106,14 @@ def consolidate(
     folder: Annotated[pathlib.Path, typer.Argument(help="The new or empty folder to fill.")],
 ) -> None:
     """Copy a checkpoint of a model that was sharded over processes, whole in one state_dict.pth."""
-    from determined import pytorch
-    from determined.experiment import folder_of, staged
+    from determined import pytorch, storage
+    from determined.experiment import open_checkpoint
 
-    source, target = folder_of(_output.open_records().checkpoint(uuid)), folder.absolute()
+    target = folder.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise errors.StorageException(f"{str(target)!r} exists and is not an empty folder; name another one.")
-    with staged(target) as staging:
-        pytorch.consolidate_checkpoint(source, staging)
+    with open_checkpoint(_output.open_records().checkpoint(uuid)) as saved, storage.staged(target) as staging:
+        pytorch.consolidate_checkpoint(saved.folder, staging)
     typer.echo(f"The whole checkpoint is in {_output.plain(target)}")
 
 

@@ -33,7 +33,7 @@ class DownloadMode(enum.Enum):
 class CheckpointContext:
     """Saves the checkpoints of this trial, and reads any in the same store."""
 
-    def __init__(self, distributed: DistributedContext, store: storage.FolderStore, recorder: RunRecorder) -> None:
+    def __init__(self, distributed: DistributedContext, store: storage.CheckpointStore, recorder: RunRecorder) -> None:
         self._distributed = distributed
         self._recorder = recorder
         self.store = store
@@ -98,13 +98,13 @@ class CheckpointContext:
             on_first_rank(ranks, commit)
 
     def _complete(self, folder: pathlib.Path, metadata: Mapping[str, Any]) -> None:
-        (folder / checkpoint_gc.METADATA_FILE).write_text(json.dumps(metadata, indent=2))
+        (folder / storage.METADATA_FILE).write_text(json.dumps(metadata, indent=2))
         # What was reported before the checkpoint must be recorded before it.
         self._recorder.flush()
 
     def _record(self, storage_id: str) -> None:
-        folder = self.store.path(storage_id)
-        self._recorder.put(checkpoint_gc.saved_message(folder, storage.Manifest.read(folder), time.time()))
+        with self.store.open(storage_id) as saved:
+            self._recorder.put(checkpoint_gc.saved_message(saved, time.time()))
         self._recorder.flush()
         storage.fault_point("recorded")
 
@@ -129,16 +129,19 @@ class CheckpointContext:
         is_shared = self._is_shared("restore_path", download_mode)
         with contextlib.ExitStack() as stack:
 
-            def open_folder() -> pathlib.Path:
-                folder = self.store.verified(storage_id)
+            def open_folder() -> tuple[pathlib.Path, bool]:
+                saved = stack.enter_context(self.store.open(storage_id))
+                saved.verify()
                 if selector is None:
-                    return folder
+                    return saved.folder, saved.is_copy
                 chosen = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="resolute-")))
-                _transfer(folder, chosen, selector, os.symlink)
-                return chosen
+                _transfer(saved.folder, chosen, selector, os.symlink)
+                return chosen, True
 
-            folder = on_first_rank(self._distributed, open_folder, of_machine=True) if is_shared else open_folder()
-            if is_shared and selector is not None:  # the folder stays until no rank reads it any more
+            folder, is_copy = (
+                on_first_rank(self._distributed, open_folder, of_machine=True) if is_shared else open_folder()
+            )
+            if is_shared and is_copy:  # the folder stays until no rank reads it any more
                 stack.callback(_checkpoint_shards.wait_for_machine, self._distributed)
             yield folder
 
@@ -193,22 +196,25 @@ class CheckpointContext:
         return mode is DownloadMode.LocalWorkersShareDownload and self._distributed.local_size > 1
 
     def _download(self, storage_id: str, ckpt_dir: str | os.PathLike[str], selector: Selector | None) -> None:
-        folder, target = self.store.verified(storage_id), pathlib.Path(ckpt_dir)
-        if target.exists() and not target.is_dir():
-            raise errors.StorageException(f"download(ckpt_dir={str(ckpt_dir)!r}): that is a file; pass a folder.")
-        target.mkdir(parents=True, exist_ok=True)
-        _transfer(folder, target, selector, shutil.copyfile)
-        if selector is None:  # a complete checkpoint, which can be verified at the target too
-            shutil.copyfile(folder / storage.MANIFEST_FILE, target / storage.MANIFEST_FILE)
+        target = pathlib.Path(ckpt_dir)
+        with self.store.open(storage_id) as saved:
+            saved.verify()
+            if target.exists() and not target.is_dir():
+                raise errors.StorageException(f"download(ckpt_dir={str(ckpt_dir)!r}): that is a file; pass a folder.")
+            target.mkdir(parents=True, exist_ok=True)
+            _transfer(saved.folder, target, selector, shutil.copyfile)
+            if selector is None:  # a complete checkpoint, which can be verified at the target too
+                shutil.copyfile(saved.file(storage.MANIFEST_FILE), target / storage.MANIFEST_FILE)
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
         """Return the metadata that was saved with a checkpoint."""
-        return checkpoint_gc.read_metadata(self.store.path(storage_id))
+        with self.store.open(storage_id) as saved:
+            return saved.metadata
 
     def delete(self, storage_id: str) -> None:
         """Delete a checkpoint."""
-        folder = self.store.path(storage_id)
-        self._recorder.put(tracking.CheckpointDeleted(uuid=folder.name))
+        with self.store.open(storage_id) as saved:
+            self._recorder.put(tracking.CheckpointDeleted(uuid=saved.id))
         self._recorder.confirm()
         storage.fault_point("unlisted")
         self.store.delete(storage_id)

@@ -151,7 +151,7 @@ class Context:
             return []
         try:
             self.recorder.confirm()
-            records, stored = tracking.TrackingReader(self.recorder.database), self.checkpoint.store.ids()
+            records, stored = tracking.TrackingReader(self.recorder.database), self.checkpoint.store.list()
             expired = expired_checkpoints(records, stored, self.recorder.experiment_id, self._retention, metric)
             to_delete = [one.uuid for one in expired if one.uuid != protected]
             for uuid in to_delete:

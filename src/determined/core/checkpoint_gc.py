@@ -15,50 +15,38 @@ from determined.tracking import CheckpointState
 
 logger = logging.getLogger("determined.core")
 
-METADATA_FILE = "metadata.json"
-"""The file of a checkpoint that holds its metadata."""
-
-
-def read_metadata(folder: pathlib.Path) -> dict[str, Any]:
-    """Return the metadata of the checkpoint in a folder."""
-    path = folder / METADATA_FILE
-    try:
-        return storage.read_json(path)
-    except (OSError, ValueError) as error:
-        raise errors.InvalidCheckpointException(f"{path} cannot be read as JSON: {error}") from error
-
 
 def steps_completed(metadata: Mapping[str, Any]) -> int:
     """Return the batches after which a checkpoint was saved, as its metadata says; 0 if it does not."""
     steps = metadata.get("steps_completed", 0)
     if type(steps) is not int or not 0 <= steps < 2**63:
         raise ValueError(
-            f"The checkpoint metadata ({METADATA_FILE}) has steps_completed={steps!r}; pass the batches trained, an "
-            "int >= 0."
+            f"The checkpoint metadata ({storage.METADATA_FILE}) has steps_completed={steps!r}; pass the batches "
+            "trained, an int >= 0."
         )
     return steps
 
 
-def saved_message(folder: pathlib.Path, manifest: storage.Manifest, timestamp: float) -> tracking.CheckpointSaved:
-    """Return the message that records the complete checkpoint in a folder."""
-    metadata = read_metadata(folder)
+def saved_message(saved: storage.SavedCheckpoint, timestamp: float) -> tracking.CheckpointSaved:
+    """Return the message that records a complete checkpoint."""
+    metadata = saved.metadata
     return tracking.CheckpointSaved(
-        uuid=folder.name,
+        uuid=saved.id,
         steps_completed=steps_completed(metadata),
-        path=str(folder),
+        path=saved.location,
         metadata=metadata,
-        resources={name: entry.size for name, entry in manifest.files.items()},
+        resources={name: entry.size for name, entry in saved.manifest.files.items()},
         time=timestamp,
     )
 
 
-def record_unrecorded(store: storage.FolderStore, database: pathlib.Path) -> list[str]:
+def record_unrecorded(store: storage.CheckpointStore, database: pathlib.Path) -> list[str]:
     """Record the checkpoints that are complete in the store but not on record, oldest first, and return their ids.
 
     A run can die between saving and recording. Skips checkpoints of other databases, and damaged ones with a warning.
     """
     known = {checkpoint.uuid for checkpoint in tracking.TrackingReader(database).checkpoints()}
-    found = [_read_unrecorded(store.root / uuid, database) for uuid in store.ids() if uuid not in known]
+    found = [_read_unrecorded(store, uuid, database) for uuid in store.list() if uuid not in known]
     recorded = []
     # By step rather than by time within a trial, since clocks jump.
     for experiment_id, trial_id, saved in sorted(filter(None, found), key=lambda one: (one[1], one[2].steps_completed)):
@@ -68,29 +56,29 @@ def record_unrecorded(store: storage.FolderStore, database: pathlib.Path) -> lis
     return recorded
 
 
-def remove_unlisted(store: storage.FolderStore, database: pathlib.Path) -> list[str]:
+def remove_unlisted(store: storage.CheckpointStore, database: pathlib.Path) -> list[str]:
     """Remove the folders of checkpoints that are recorded as deleted, and return their ids."""
     deleted = {
         one.uuid for one in tracking.TrackingReader(database).checkpoints() if one.state is CheckpointState.DELETED
     }
-    to_delete = [uuid for uuid in store.ids() if uuid in deleted]
+    to_delete = [uuid for uuid in store.list() if uuid in deleted]
     for uuid in to_delete:
         with contextlib.suppress(errors.CheckpointNotFoundException):  # another process was faster
             store.delete(uuid)
     return to_delete
 
 
-def mark_missing(store: storage.FolderStore, database: pathlib.Path) -> list[str]:
+def mark_missing(store: storage.CheckpointStore, database: pathlib.Path) -> list[str]:
     """Record as deleted the checkpoints whose folder in this store is gone, and return their ids.
 
     Does nothing for an empty store: it may be a disk that is not mounted.
     """
     recorded = tracking.TrackingReader(database).checkpoints()
     # Read second, since a checkpoint is recorded after it is in the store.
-    present = set(store.ids())
+    present = set(store.list())
     if not present:
         return []
-    own = [one for one in recorded if pathlib.Path(one.path).parent == store.root]
+    own = [one for one in recorded if one.path == storage.location_in(store, one.uuid)]
     missing = [one for one in own if one.state is CheckpointState.COMPLETED and one.uuid not in present]
     for one in missing:
         _record(database, one.experiment_id, one.trial_id, tracking.CheckpointDeleted(uuid=one.uuid))
@@ -147,21 +135,24 @@ def _score(validation: Mapping[str, Any] | None, metric: tuple[str, bool] | None
     return float(value) if smaller_is_better else -float(value)
 
 
-def _read_unrecorded(folder: pathlib.Path, database: pathlib.Path) -> tuple[int, int, tracking.CheckpointSaved] | None:
+def _read_unrecorded(
+    store: storage.CheckpointStore, uuid: str, database: pathlib.Path
+) -> tuple[int, int, tracking.CheckpointSaved] | None:
     """Return (experiment_id, trial_id, message) of an intact checkpoint of a run of this database, or None."""
-    if not (folder / storage.MANIFEST_FILE).exists():
-        return None  # never complete, or not ours
     try:
-        manifest = storage.Manifest.read(folder)
-        match manifest.origin:
-            case {"database": own, "experiment_id": int(experiment), "trial_id": int(trial)} if own == str(database):
-                if bool not in (type(experiment), type(trial)):
-                    manifest.verify(folder)
-                    return experiment, trial, saved_message(folder, manifest, folder.stat().st_mtime)
-        return None
+        with store.open(uuid) as saved:
+            if not saved.has_manifest:  # never complete, or not ours
+                return None
+            match saved.manifest.origin:
+                case {"database": own, "experiment_id": int(experiment), "trial_id": int(trial)} if own == str(
+                    database
+                ) and bool not in (type(experiment), type(trial)):
+                    saved.verify()
+                    return experiment, trial, saved_message(saved, saved.created)
+            return None
     except (errors.InvalidCheckpointException, OSError, ValueError) as error:
-        if folder.exists():  # another process may have deleted it meanwhile
-            warnings.warn(f"Checkpoint {folder.name} is not on record and is passed over: {error}", stacklevel=3)
+        if uuid in store.list():  # another process may have deleted it meanwhile
+            warnings.warn(f"Checkpoint {uuid} is not on record and is passed over: {error}", stacklevel=3)
         return None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._create import create
-    from ._download import download_checkpoint, folder_of, staged
+    from ._download import download_checkpoint, open_checkpoint
     from ._ranking import Scores, best_checkpoints, best_trial, ranked_trials, ranking_metric, scores
     from ._test_run import TestRun, first_trial, run_test
     from .runner import SearchReplay, drive, start
@@ -26,18 +26,17 @@ __all__ = [
     "download_checkpoint",
     "drive",
     "first_trial",
-    "folder_of",
+    "open_checkpoint",
     "ranked_trials",
     "ranking_metric",
     "run_test",
     "scores",
-    "staged",
     "start",
 ]
 
 _LOADED_ON_USE = {
     "_create": ("create",),
-    "_download": ("download_checkpoint", "folder_of", "staged"),
+    "_download": ("download_checkpoint", "open_checkpoint"),
     "_ranking": ("Scores", "best_checkpoints", "best_trial", "ranked_trials", "ranking_metric", "scores"),
     "_test_run": ("TestRun", "first_trial", "run_test"),
     "runner": ("SearchReplay", "drive", "start"),

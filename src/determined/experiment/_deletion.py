@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pathlib
 import shutil
 from collections.abc import Iterable, Sequence
 
@@ -69,9 +68,9 @@ def remove_checkpoints(checkpoints: Sequence[CheckpointRecord], place: Home) -> 
     with TrialWriter.attach(place.database, first.experiment_id, first.trial_id) as recorder:
         recorder.write([CheckpointDeleted(uuid=one.uuid) for one in checkpoints])
     for one in checkpoints:
-        folder = pathlib.Path(one.path)
-        with storage.errors_naming(folder), contextlib.suppress(errors.CheckpointNotFoundException):
-            storage.FolderStore(folder.parent).delete(one.uuid)
+        store, checkpoint_id = storage.locate(one.path)
+        with contextlib.suppress(errors.CheckpointNotFoundException):
+            store.delete(checkpoint_id)
 
 
 def _require_no_source(

@@ -64,17 +64,16 @@ def _require_usable(found: CheckpointRecord, key: str, config: ExperimentConfig,
         raise errors.InvalidExperimentException(
             f"{key}: this checkpoint was deleted; name one that `det checkpoint list` shows as COMPLETED."
         )
-    folder = pathlib.Path(found.path)
-    if not folder.is_dir():
-        raise errors.InvalidExperimentException(
-            f"{key}: the folder {found.path!r} of this checkpoint is not there; put it back, or name another one."
-        )
+    try:
+        storage.open_at(found.path).close()
+    except errors.CheckpointNotFoundException as error:
+        raise errors.InvalidExperimentException(f"{key}: {error}") from error
     store = storage.store_for(config.to_dict()["checkpoint_storage"], home.checkpoints)
-    if store.root != folder.parent:
+    if found.path != storage.location_in(store, found.uuid):
         raise errors.InvalidExperimentException(
-            f"{key}: this checkpoint is in {str(folder.parent)!r}, but those of this experiment go to "
-            f"{str(store.root)!r}; set checkpoint_storage to the former, or copy the folder {folder.name!r} and start "
-            "from a script with fit(latest_checkpoint=PATH)."
+            f"{key}: this checkpoint is at {found.path!r}, but those of this experiment go to {store.location!r}; set "
+            "checkpoint_storage to where it is, or copy it by `det checkpoint download` and start from a script with "
+            "fit(latest_checkpoint=PATH)."
         )
 
 
@@ -84,7 +83,7 @@ def conclude(experiment_id: int, config: ExperimentConfig, home: Home) -> list[s
     keep = Retention.of_section(section) or Retention()
     store = storage.store_for(section, home.checkpoints)
     metric = (config.searcher.metric, config.searcher.smaller_is_better)
-    found = expired_checkpoints(TrackingReader(home.database), store.ids(), experiment_id, keep, metric)
+    found = expired_checkpoints(TrackingReader(home.database), store.list(), experiment_id, keep, metric)
     _deletion.remove_checkpoints(found, home)
     if found:
         logger.info("%d checkpoints need not stay, and were deleted", len(found))

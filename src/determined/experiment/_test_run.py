@@ -6,17 +6,16 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from determined import errors
+from determined import errors, storage
 from determined._home import Home, home
 from determined.experiment import _code
 from determined.experiment._create import check
-from determined.experiment._download import folder_of
+from determined.experiment._download import open_checkpoint
 from determined.experiment._results import source_checkpoint
 from determined.experiment.config import ExperimentConfig, from_map
 from determined.experiment.executors import EndReason, InlineExecutor, Machine, RunExit, RunSpec, this_machine
@@ -102,17 +101,9 @@ def _stored_at_home(config: ExperimentConfig) -> ExperimentConfig:
 def _brought(uuid: str | None, place: Home, stage: Home) -> str | None:
     """Let the checkpoint of a warm start be found from the stage."""
     if uuid is not None:
-        source = folder_of(TrackingReader(place.database).checkpoint(uuid))
-        shutil.copytree(source, stage.checkpoints / uuid, copy_function=_link_or_copy)
+        with open_checkpoint(TrackingReader(place.database).checkpoint(uuid)) as saved:
+            storage.FolderStore(stage.checkpoints).adopt(saved)
     return uuid
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    """Let a file be at another place too, without a copy of its bytes where that is possible."""
-    try:
-        os.link(source, target)
-    except OSError:  # on another disk
-        shutil.copy2(source, target)
 
 
 @contextlib.contextmanager

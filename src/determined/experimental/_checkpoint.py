@@ -123,9 +123,10 @@ class Checkpoint:
 
     def load(self, **arguments: Any) -> PyTorchTrial:
         """Return the trial that it was saved from, with its weights. Arguments are those of `load_from_path`."""
-        from determined.experiment import folder_of
+        from determined.experiment import open_checkpoint
 
-        return self.load_from_path(folder_of(self._record), **arguments)
+        with open_checkpoint(self._record) as saved:
+            return self.load_from_path(saved.folder, **arguments)
 
     @staticmethod
     def load_from_path(path: str | os.PathLike[str], **arguments: Any) -> PyTorchTrial:

@@ -9,12 +9,13 @@ import pathlib
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from determined import errors
 from determined._home import make_private
+from determined.storage._base import SavedCheckpoint, section_types
 from determined.storage._faults import fault_point
 from determined.storage._locks import locked, remove_abandoned
 from determined.storage._manifest import MANIFEST_FILE, Manifest, raise_error, walk
@@ -39,6 +40,11 @@ class FolderStore:
             self._make_root()
             tempfile.TemporaryDirectory(prefix="check-", suffix=_PARTIAL, dir=self.root).cleanup()
 
+    @property
+    def location(self) -> str:
+        """The path of the store."""
+        return str(self.root)
+
     def path(self, checkpoint_id: str) -> pathlib.Path:
         """Return the folder of an existing checkpoint."""
         folder = self.root / _checked(checkpoint_id)
@@ -47,12 +53,6 @@ class FolderStore:
                 f"There is no checkpoint {checkpoint_id!r} in {self.root}; "
                 "`det checkpoint list` shows the ids that exist."
             )
-        return folder
-
-    def verified(self, checkpoint_id: str) -> pathlib.Path:
-        """Return the folder of a checkpoint whose files are all as they were saved, or raise what is wrong."""
-        folder = self.path(checkpoint_id)
-        Manifest.read(folder).verify(folder)
         return folder
 
     @contextlib.contextmanager
@@ -72,28 +72,38 @@ class FolderStore:
             with errors_naming(staging):
                 _commit(staging, final, origin or {})
 
+    def open(self, checkpoint_id: str) -> SavedCheckpoint:
+        """Return a checkpoint to read."""
+        folder = self.path(checkpoint_id)
+        return SavedCheckpoint(checkpoint_id, str(folder), folder)
+
     def delete(self, checkpoint_id: str) -> None:
         """Remove a checkpoint; it disappears at once, also when the removal is interrupted."""
         folder = self.path(checkpoint_id)
         to_delete = folder.with_name(folder.name + _PARTIAL)
-        try:
-            folder.rename(to_delete)
-        except FileNotFoundError:
-            self.path(checkpoint_id)  # says that another process was faster
-            raise
-        fault_point("to_delete")
-        sync(self.root)
-        # Another process may clear it as a leftover meanwhile.
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(to_delete)
+        with errors_naming(folder):
+            try:
+                folder.rename(to_delete)
+            except FileNotFoundError:
+                self.path(checkpoint_id)  # raises if another process was faster
+                raise
+            fault_point("to_delete")
+            sync(self.root)
+            # Another process may clear it as a leftover meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(to_delete)
 
-    def ids(self) -> list[str]:
+    def adopt(self, saved: SavedCheckpoint) -> None:
+        """Take in a checkpoint of another store, without a copy of its bytes where that is possible."""
+        shutil.copytree(saved.folder, self.root / _checked(saved.id), copy_function=_link_or_copy)
+
+    def list(self) -> Sequence[str]:
         """Return the ids of all checkpoints in the store."""
         if not self.root.is_dir():
             return []
         return sorted(path.name for path in self.root.iterdir() if _is_id(path.name) and _is_own_folder(path))
 
-    def clear_leftovers(self) -> list[str]:
+    def clear_leftovers(self) -> Sequence[str]:
         """Remove what dead processes left staged, and return the names; what a living one stages stays.
 
         What another machine stages counts as left when nothing of it has changed for a day, by the clock of the
@@ -107,7 +117,7 @@ class FolderStore:
         with contextlib.ExitStack() as stack:
             with errors_naming(staging):
                 self._make_root()
-                if staging.exists():
+                if staging.exists():  # else this would wait for who writes it, maybe itself
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(staging))
                 stack.enter_context(locked(staging))
                 staging.mkdir(mode=0o700)
@@ -126,6 +136,52 @@ class FolderStore:
             sync(folder.parent)
 
 
+def open_folder(folder: pathlib.Path) -> SavedCheckpoint:
+    """Return the checkpoint in a folder of any name, to read."""
+    if not folder.is_dir():
+        raise errors.CheckpointNotFoundException(
+            f"There is no checkpoint at {str(folder)!r}; use a machine that has this folder, or put it back."
+        )
+    return SavedCheckpoint(folder.name, str(folder), folder)
+
+
+def _shared_fs(section: Mapping[str, Any]) -> FolderStore:
+    host_path, storage_path = _absolute(section, "host_path"), section.get("storage_path")
+    if not isinstance(storage_path, str | None):
+        raise errors.StorageException(f"checkpoint_storage.storage_path={storage_path!r} must be a path.")
+    folder = pathlib.Path(os.path.normpath(host_path / (storage_path or "")))
+    if not folder.is_relative_to(host_path):
+        raise errors.StorageException(
+            f"checkpoint_storage.storage_path={storage_path!r} leaves host_path={str(host_path)!r}; "
+            "use a path below it, such as 'checkpoints'."
+        )
+    return FolderStore(folder)
+
+
+def _directory(section: Mapping[str, Any]) -> FolderStore:
+    return FolderStore(_absolute(section, "container_path"))
+
+
+section_types.update(shared_fs=_shared_fs, directory=_directory)
+
+
+def _absolute(section: Mapping[str, Any], key: str) -> pathlib.Path:
+    value = section.get(key)
+    if not isinstance(value, str) or not os.path.isabs(value):
+        raise errors.StorageException(
+            f"checkpoint_storage.{key}={value!r} must be an absolute path for type {section['type']!r}, "
+            "such as /data/checkpoints."
+        )
+    return pathlib.Path(os.path.normpath(value))
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # on another disk
+        shutil.copy2(source, target)
+
+
 @contextlib.contextmanager
 def _removed_after_failure(folder: pathlib.Path) -> Iterator[None]:
     try:
@@ -140,6 +196,8 @@ def errors_naming(folder: pathlib.Path) -> Iterator[None]:
     """Turn what the file system refuses into an error that names the folder and the remedy."""
     try:
         yield
+    except errors.DeterminedException:
+        raise
     except OSError as error:
         raise errors.StorageException(
             f"{error.filename or folder} cannot be written ({error.strerror or error}); make room or permission in "

@@ -1,21 +1,26 @@
-"""From the ways to name a checkpoint store to the store."""
+"""From the ways to name a checkpoint store, or one of its checkpoints, to the store."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 import pathlib
+import pkgutil
+import posixpath
 from collections.abc import Mapping
 from typing import Any
 
 from determined import errors
-from determined.storage._local import FolderStore
+from determined.storage._base import CheckpointStore, SavedCheckpoint, section_types, url_schemes
+from determined.storage._local import FolderStore, open_folder
 
-# Retention settings stand beside the location in the same map.
+# Retention settings stand beside the location in the same mapping.
 _RETENTION = {"save_experiment_best", "save_trial_best", "save_trial_latest"}
 
 
-def store_for(location: str | os.PathLike[str] | Mapping[str, Any] | None, default: pathlib.Path) -> FolderStore:
-    """Return the store at a path, at a `checkpoint_storage` section, or at `default` when neither is given."""
+def store_for(location: str | os.PathLike[str] | Mapping[str, Any] | None, default: pathlib.Path) -> CheckpointStore:
+    """Return the store at a path or URL, at a `checkpoint_storage` section, or at `default` when none is given."""
     if location is None:
         return FolderStore(default)
     if isinstance(location, Mapping):
@@ -28,44 +33,53 @@ def store_for(location: str | os.PathLike[str] | Mapping[str, Any] | None, defau
     text = os.fspath(location)
     if not text:
         raise errors.StorageException("checkpoint_storage='' names no folder; leave it out to use the home folder.")
-    if "://" in text:
+    scheme, separator, _ = text.partition("://")
+    if not separator:
+        return FolderStore(pathlib.Path(text).expanduser().absolute())
+    _import_stores()
+    if scheme not in url_schemes:
         raise errors.StorageException(
             f"checkpoint_storage={text!r} is a URL; checkpoints go to folders. Pass the path of a folder."
         )
-    return FolderStore(pathlib.Path(text).expanduser().absolute())
+    return url_schemes[scheme](text)
 
 
-def _from_section(section: Mapping[str, Any], default: pathlib.Path) -> FolderStore:
+def location_in(store: CheckpointStore, checkpoint_id: str) -> str:
+    """Return where a store has a checkpoint, as records name it."""
+    return posixpath.join(store.location, checkpoint_id)
+
+
+def locate(location: str) -> tuple[CheckpointStore, str]:
+    """Return the store and the id of the checkpoint at a location."""
+    parent, checkpoint_id = posixpath.split(location)
+    return store_for(parent or ".", pathlib.Path()), checkpoint_id
+
+
+def open_at(location: str) -> SavedCheckpoint:
+    """Return the checkpoint at a location, to read in a `with` block. A folder may have any name."""
+    if "://" not in location:
+        return open_folder(pathlib.Path(location))
+    store, checkpoint_id = locate(location)
+    return store.open(checkpoint_id)
+
+
+def _from_section(section: Mapping[str, Any], default: pathlib.Path) -> CheckpointStore:
     kind = section.get("type")
     if kind is None and not set(section) - _RETENTION:
         return FolderStore(default)
-    if kind == "shared_fs":
-        return FolderStore(_below(_absolute(section, "host_path"), section.get("storage_path")))
-    if kind == "directory":
-        return FolderStore(_absolute(section, "container_path"))
-    raise errors.StorageException(
-        f"checkpoint_storage has type={kind!r}; use 'shared_fs' with host_path, 'directory' with "
-        "container_path, or leave checkpoint_storage out to keep checkpoints in the home folder."
-    )
-
-
-def _below(host_path: pathlib.Path, storage_path: Any) -> pathlib.Path:
-    if not isinstance(storage_path, str | None):
-        raise errors.StorageException(f"checkpoint_storage.storage_path={storage_path!r} must be a path.")
-    folder = pathlib.Path(os.path.normpath(host_path / (storage_path or "")))
-    if not folder.is_relative_to(host_path):
+    _import_stores()
+    if kind not in section_types:
         raise errors.StorageException(
-            f"checkpoint_storage.storage_path={storage_path!r} leaves host_path={str(host_path)!r}; "
-            "use a path below it, such as 'checkpoints'."
+            f"checkpoint_storage has type={kind!r}, which is none of {', '.join(sorted(section_types))}; use "
+            "'shared_fs' with host_path or 'directory' with container_path, or leave checkpoint_storage out to keep "
+            "checkpoints in the home folder."
         )
-    return folder
+    return section_types[kind](section)
 
 
-def _absolute(section: Mapping[str, Any], key: str) -> pathlib.Path:
-    value = section.get(key)
-    if not isinstance(value, str) or not os.path.isabs(value):
-        raise errors.StorageException(
-            f"checkpoint_storage.{key}={value!r} must be an absolute path for type {section['type']!r}, "
-            "such as /data/checkpoints."
-        )
-    return pathlib.Path(os.path.normpath(value))
+@functools.cache
+def _import_stores() -> None:
+    """Import the modules of this package, so that each store has registered itself."""
+    package = importlib.import_module(__package__)
+    for module in pkgutil.iter_modules(package.__path__, f"{__package__}."):
+        importlib.import_module(module.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -110,9 +109,9 @@ def _path() -> str:
 
 
 def _is_intact(checkpoint: CheckpointRecord) -> bool:
-    folder = pathlib.Path(checkpoint.path)
     try:
-        storage.Manifest.read(folder).verify(folder)
+        with storage.open_at(checkpoint.path) as saved:
+            saved.verify()
     except (errors.InvalidCheckpointException, OSError):
         return False
     return True

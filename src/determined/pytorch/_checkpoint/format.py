@@ -32,7 +32,9 @@ class Saved(NamedTuple):
     """A checkpoint that was read."""
 
     uuid: str
+    location: str
     path: pathlib.Path
+    """The folder with its files, on this machine."""
     state: dict[str, Any]
 
     @property

@@ -23,12 +23,12 @@ def program_path() -> str | None:
     return str(pathlib.Path(file).resolve()) if file else None
 
 
-def read_description(folder: pathlib.Path) -> dict[str, Any] | None:
+def read_description(saved: storage.SavedCheckpoint) -> dict[str, Any] | None:
     """Return the description of the run that saved a checkpoint; None if it is unreadable or Determined's."""
-    if not (folder / storage.MANIFEST_FILE).is_file():
+    if not saved.has_manifest:
         return None
     try:
-        return storage.read_json(folder / LOAD_FILE)
+        return storage.read_json(saved.file(LOAD_FILE))
     except (OSError, ValueError):
         return None
 

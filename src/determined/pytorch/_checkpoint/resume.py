@@ -12,7 +12,6 @@ from typing import Any
 
 from determined import errors, storage, tracking
 from determined.core import Context
-from determined.core.checkpoint_gc import read_metadata
 from determined.pytorch._callback import Callbacks
 from determined.pytorch._checkpoint import format as checkpoint_format
 from determined.pytorch._checkpoint import identity, objects, run_state
@@ -30,22 +29,30 @@ LATEST = "latest"
 """The `latest_checkpoint` that stands for the newest intact checkpoint of a run that this one continues."""
 
 
-def find(context: PyTorchTrialContext, trial_class: type, checkpoint: str | os.PathLike[str] | None) -> Saved | None:
+def find(
+    context: PyTorchTrialContext,
+    trial_class: type,
+    checkpoint: str | os.PathLike[str] | None,
+    opened: contextlib.ExitStack,
+) -> Saved | None:
     """Return the checkpoint of an id, at a path, or the latest one; None if there is none to continue from.
 
-    "latest" considers runs with the same program, hyperparameters and data. All ranks must call this.
+    "latest" considers runs with the same program, hyperparameters and data. The files can be read until `opened` is
+    closed. All ranks must call this.
     """
     if checkpoint is None:
         return None
     services, ranks = context.services, context.distributed
     # A managed trial has one program and one set of hyperparameters; one that starts from another's may change them.
     description = checkpoint_format.run_description(context, trial_class) if services.info is None else None
-    saved = _find(services, os.fspath(checkpoint), description) if ranks.is_chief else None
-    found = ranks.broadcast(None if saved is None else (saved.uuid, saved.path))
+    saved = _find(services, os.fspath(checkpoint), description, opened) if ranks.is_chief else None
+    found = ranks.broadcast(None if saved is None else (saved.uuid, saved.location))
     if found is None:
         return None
     if saved is None:  # found and verified by the chief
-        saved = Saved(*found, checkpoint_format.read(found[1]))
+        uuid, location = found
+        folder = opened.enter_context(storage.open_at(location)).folder
+        saved = Saved(uuid, location, folder, checkpoint_format.read(folder))
     steps = reported = 0
     if not is_of_another_trial(services, saved):
         steps = saved.batches_trained
@@ -115,37 +122,39 @@ def steps_to_resume(services: Context) -> int:
     with contextlib.suppress(errors.DeterminedException, OSError, ValueError, LookupError, TypeError):
         if given == LATEST:
             return next((one.steps_completed for one in services.recorder.earlier_checkpoints()), 0)
-        return int(read_metadata(_folder_of(services, given))["steps_completed"])
+        with _open(services, given) as saved:
+            return int(saved.metadata["steps_completed"])
     return 0
 
 
-def _find(services: Context, given: str, description: Mapping[str, Any] | None) -> Saved | None:
+def _find(
+    services: Context, given: str, description: Mapping[str, Any] | None, opened: contextlib.ExitStack
+) -> Saved | None:
     """Return the checkpoint of an id, a path or "latest"; `description` describes this run."""
     if given == LATEST:
-        return _newest_intact(services, description=description)
+        return _newest_intact(services, opened, description=description)
     if services.info is not None and given == services.info.latest_checkpoint:
         # A trial that its runner restarts falls back to an older checkpoint if it must.
-        return _newest_intact(services, given)
-    folder = _folder_of(services, given)
-    return _named(folder.resolve().name, folder, description)
+        return _newest_intact(services, opened, given)
+    return _named(opened.enter_context(_open(services, given)), description)
 
 
-def _folder_of(services: Context, given: str) -> pathlib.Path:
-    """Return the folder of a checkpoint that is given by its id or its path."""
+def _open(services: Context, given: str) -> storage.SavedCheckpoint:
+    """Return a checkpoint that is given by its id or its path."""
     if os.sep not in given and not pathlib.Path(given).is_dir():
-        return services.checkpoint.store.path(given)
-    return checkpoint_format.existing_folder(given)
+        return services.checkpoint.store.open(given)
+    return storage.open_at(str(checkpoint_format.existing_folder(given).resolve()))
 
 
-def _named(uuid: str, folder: pathlib.Path, description: Mapping[str, Any] | None) -> Saved:
+def _named(chosen: storage.SavedCheckpoint, description: Mapping[str, Any] | None) -> Saved:
     """Return a checkpoint that the user chose; warn if it was saved with other hyperparameters."""
-    saved = _read(uuid, folder)
-    there = identity.read_description(folder)
+    saved = _read(chosen)
+    there = identity.read_description(chosen)
     if description is None or there is None:
         return saved
     if found := identity.hyperparameter_differences(there, description):
         warnings.warn(
-            f"Checkpoint {uuid} was saved with other hyperparameters ({identity.enumerated(found)}). Training "
+            f"Checkpoint {saved.uuid} was saved with other hyperparameters ({identity.enumerated(found)}). Training "
             "continues from it, and its optimizers and schedulers keep the settings that they were saved with.",
             stacklevel=2,
         )
@@ -153,21 +162,25 @@ def _named(uuid: str, folder: pathlib.Path, description: Mapping[str, Any] | Non
 
 
 def _newest_intact(
-    services: Context, first: str | None = None, description: Mapping[str, Any] | None = None
+    services: Context,
+    opened: contextlib.ExitStack,
+    first: str | None = None,
+    description: Mapping[str, Any] | None = None,
 ) -> Saved | None:
     """Return the newest checkpoint that can be read, trying `first` first; warn about those that cannot.
 
     With a description, only checkpoints of runs that this one continues count.
     """
     services.checkpoint.record_unrecorded()
-    candidates: dict[str, pathlib.Path | None] = {} if first is None else {first: None}
+    candidates: dict[str, str | None] = {} if first is None else {first: None}
     earlier = services.recorder.earlier_checkpoints()
     if description is not None:
         earlier = _continued(earlier, description)
-    candidates |= {one.uuid: pathlib.Path(one.path) for one in earlier}
-    for uuid, folder in candidates.items():
+    candidates |= {one.uuid: one.path for one in earlier}
+    for uuid, location in candidates.items():
         try:
-            return _read(uuid, folder or services.checkpoint.store.path(uuid))
+            candidate = services.checkpoint.store.open(uuid) if location is None else storage.open_at(location)
+            return _read(opened.enter_context(candidate))
         except errors.InvalidCheckpointException as error:
             warnings.warn(f"Checkpoint {uuid} is passed over for an older one: {error}", stacklevel=2)
     if first is not None:
@@ -186,8 +199,9 @@ def _continued(
     for one in checkpoints:
         if one.trial_id in by_trial:
             continue
-        if (there := identity.read_description(pathlib.Path(one.path))) is not None:
-            by_trial[one.trial_id] = identity.differences(there, description)
+        with contextlib.suppress(errors.CheckpointNotFoundException), storage.open_at(one.path) as saved:
+            if (there := identity.read_description(saved)) is not None:
+                by_trial[one.trial_id] = identity.differences(there, description)
     # One without a description is damaged or of an earlier version; reading it shows which.
     alike = [one for one in checkpoints if not by_trial.get(one.trial_id)]
     if checkpoints and not alike:
@@ -201,7 +215,8 @@ def _continued(
     return alike
 
 
-def _read(uuid: str, folder: pathlib.Path) -> Saved:
+def _read(saved: storage.SavedCheckpoint) -> Saved:
+    folder = saved.folder
     checkpoint_format.verify(folder)
     state = checkpoint_format.read(folder)
     if missing := [key for key in ("loop", "rng_state") if key not in state]:
@@ -211,4 +226,4 @@ def _read(uuid: str, folder: pathlib.Path) -> Saved:
         )
     with checkpoint_format.reading(folder):
         run_state.check(state["loop"])
-    return Saved(uuid, folder, state)
+    return Saved(saved.id, saved.location, folder, state)

@@ -157,4 +157,5 @@ class Saver:
         program = code.program_of(self.trial_class)
         if program.root is None:
             return program, []
-        return program, code.program_files(program.root, [home().path, self.context.services.checkpoint.store.root])
+        checkpoints = pathlib.Path(self.context.services.checkpoint.store.location)
+        return program, code.program_files(program.root, [home().path, checkpoints])

@@ -78,20 +78,21 @@ def run(trial: PyTorchTrial, context: PyTorchTrialContext, settings: FitSettings
     if context.distributed.is_chief:
         context.services.checkpoint.store.check()  # before the work that would be lost
         context.services.checkpoint.store.clear_leftovers()
-    saved = resume.find(context, type(trial), settings.latest_checkpoint)
-    if saved is not None and resume.is_of_another_trial(context.services, saved):
-        resume.load_weights(context, type(trial), saved)
-        saved = None
-    context.initial_batch = saved.batches_trained if saved else 0
-    callbacks = Callbacks(trial.build_callbacks())
-    _choose_seed(context, saved)
-    progress = Progress(context.initial_batch)
-    with (
-        _run_scope(context, settings, progress),
-        callbacks.trial(context.initial_batch, saved.uuid if saved else None),
-        explained_lack_of_shared_memory(),
-    ):
-        _train(trial, context, settings, callbacks, progress, saved)
+    with contextlib.ExitStack() as opened:
+        saved = resume.find(context, type(trial), settings.latest_checkpoint, opened)
+        if saved is not None and resume.is_of_another_trial(context.services, saved):
+            resume.load_weights(context, type(trial), saved)
+            saved = None
+        context.initial_batch = saved.batches_trained if saved else 0
+        callbacks = Callbacks(trial.build_callbacks())
+        _choose_seed(context, saved)
+        progress = Progress(context.initial_batch)
+        with (
+            _run_scope(context, settings, progress),
+            callbacks.trial(context.initial_batch, saved.uuid if saved else None),
+            explained_lack_of_shared_memory(),
+        ):
+            _train(trial, context, settings, callbacks, progress, saved)
 
 
 def _train(

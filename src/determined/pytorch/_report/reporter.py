@@ -111,7 +111,7 @@ class Reporter:
         services = self.services
         if not services.distributed.is_chief or services.info is not None:
             return
-        places = [("checkpoints", str(services.checkpoint.store.root))]
+        places = [("checkpoints", services.checkpoint.store.location)]
         if services.scalars.enabled:
             places.append(("TensorBoard", str(services.recorder.tensorboard_path)))
         if services.recorder.is_recorded:
