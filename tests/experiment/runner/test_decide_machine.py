@@ -34,7 +34,7 @@ def comparable(state: RunnerState) -> Any:
     """Return what the next runner must know as this one does."""
     trials = [
         (one.id, one.run_id, one.restarts, one.is_running, one.stop_reason is not None and one.stop_reason.is_for_good)
-        for one in state.trials
+        for one in state.trials.values()
     ]
     return trials, state.final_states, state.search.last_event, state.search.state()["search"]
 
@@ -97,7 +97,7 @@ class Runner(RuleBasedStateMachine):
     @precondition(lambda self: self.world.state.trials)
     @rule(data=st.data(), request=st.sampled_from(list(TrialRequest)))
     def ask_for_a_trial(self, data: st.DataObject, request: TrialRequest) -> None:
-        trial_id = data.draw(st.sampled_from([trial.id for trial in self.world.state.trials]))
+        trial_id = data.draw(st.sampled_from(list(self.world.state.trials)))
         self.world.record.ask(**{f"trial{trial_id}": request})
 
     @rule(slots=st.integers(1, 3))

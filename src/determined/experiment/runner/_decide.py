@@ -71,8 +71,8 @@ def restore(
             handle=open_runs.get(entry.id),
             is_checked=entry.run_id == 0,
         )
-        state.trials.add(trial)
-    return state, [Command(Action.ADOPT, trial.id) for trial in state.trials.running()]
+        state.trials[trial.id] = trial
+    return state, [Command(Action.ADOPT, trial.id) for trial in state.running()]
 
 
 def decide(state: RunnerState, inputs: Inputs) -> tuple[RunnerState, Changeset, list[Command]]:
@@ -142,7 +142,8 @@ class _Step:
 
     def _add_created(self) -> None:
         for id, made in zip(self._inputs.created, self._state.created, strict=True):
-            self._state.trials.add(OpenTrial(id=id, request_id=made.request_id, hparams=made.hparams, seed=made.seed))
+            trial = OpenTrial(id=id, request_id=made.request_id, hparams=made.hparams, seed=made.seed)
+            self._state.trials[id] = trial
             logger.info("trial %d: created with %s", id, made.hparams)
         self._state.created = []
 
@@ -244,7 +245,7 @@ class _Step:
             case Create():
                 self._state.created.append(operation)
             case Stop(request_id=request_id):
-                if (trial := self._state.trials.requested(request_id)) is not None:
+                for trial in [one for one in self._state.trials.values() if one.request_id == request_id]:
                     self._ask_to_stop(trial, StopReason.SEARCH)
             case Shutdown(failed=failed, canceled=canceled):
                 self._state.outcome = (
@@ -272,7 +273,7 @@ class _Step:
         """End a trial for good, and tell the search unless the experiment ends too."""
         assert outcome.exit is not None
         assert outcome.state is not None
-        self._state.trials.remove(trial)
+        del self._state.trials[trial.id]
         self._state.final_states[trial.id] = outcome.state
         logger.info("trial %d: %s%s", trial.id, outcome.state, f" ({outcome.reason})" if outcome.reason else "")
         self._trial_changes.append(
@@ -284,7 +285,7 @@ class _Step:
     def _stop_all(self, reason: StopReason) -> None:
         if reason.is_for_good:
             self._set_state(reason.stopping_state)
-        for trial in self._state.trials:
+        for trial in list(self._state.trials.values()):
             self._ask_to_stop(trial, reason)
 
     def _conclude(self) -> None:
@@ -295,7 +296,7 @@ class _Step:
         if state.outcome is None:
             return
         if state.outcome is RunState.PAUSED:
-            self._trial_changes += [TrialChange(trial_id=one.id, state=RunState.PAUSED) for one in state.trials]
+            self._trial_changes += [TrialChange(trial_id=id, state=RunState.PAUSED) for id in state.trials]
         if state.outcome is RunState.COMPLETED:
             self._experiment["progress"] = 1.0
         self._experiment["wanted_slots"] = 0
@@ -314,7 +315,7 @@ class _Step:
             return states.pop() if len(states) == 1 else RunState.COMPLETED
         if state.stop_reason is None or state.created:
             return None
-        is_over = not (state.trials if state.is_ending else state.trials.running())
+        is_over = not (state.trials if state.is_ending else state.running())
         return _FINAL[state.stop_reason] if is_over else None
 
     # Slots
@@ -342,12 +343,11 @@ class _Step:
         state, allowance = self._state, self._inputs.allowance
         if allowance is None:
             return
-        running = state.trials.running()
+        running = state.running()
         room = allowance // state.rules.slots_per_trial - len(running)
         for trial in running[len(running) + min(room, 0) :]:
             self._ask_to_stop(trial, StopReason.YIELD)
-        waiting = state.trials.waiting() if state.stop_reason is None else []
-        for trial in waiting[: max(room, 0)]:
+        for trial in state.waiting()[: max(room, 0)]:
             if trial.is_checked:
                 self._command(Action.TAKE, trial)
             elif not trial.is_being_checked:
@@ -356,9 +356,7 @@ class _Step:
 
     def _set_wanted_slots(self) -> None:
         state = self._state
-        trials = len(state.trials.running())
-        if state.stop_reason is None:
-            trials += len(state.trials.waiting()) + len(state.created)
+        trials = len(state.running()) + len(state.waiting()) + len(state.created)
         limit = state.rules.capacity if state.control.max_slots is None else state.control.max_slots
         wanted = min(trials * state.rules.slots_per_trial, limit)
         if wanted != state.wanted_slots:

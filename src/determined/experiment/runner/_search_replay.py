@@ -6,32 +6,22 @@ import math
 import pathlib
 from collections.abc import Mapping
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any
 
 from determined.experiment.config import ExperimentConfig
 from determined.experiment.search import Event, Operation, Rung, Search, Validated
-from determined.tracking import SearchEvent, Snapshot, Validation
+from determined.tracking import ExperimentStore, SearchEvent, Snapshot, Validation
 
 _MIN_EVENTS_BETWEEN_SNAPSHOTS = 200
-
-
-class SearchRecord(Protocol):
-    """What of an `ExperimentStore` a search is rebuilt from."""
-
-    def snapshot(self) -> Snapshot | None:
-        """Return the latest stored state of the search."""
-
-    def events(self, after: int = 0) -> list[SearchEvent]:
-        """Return the events with numbers above `after`, in their order."""
 
 
 class SearchReplay:
     """Turns events into operations; the same events always give the same ones."""
 
-    def __init__(self, config: ExperimentConfig, record: SearchRecord, code: pathlib.Path) -> None:
+    def __init__(self, config: ExperimentConfig, store: ExperimentStore, code: pathlib.Path) -> None:
         self._metric: str = config.searcher.metric
         self._time_metric: str | None = getattr(config.searcher, "time_metric", None)
-        snapshot = record.snapshot()
+        snapshot = store.snapshot()
         parts = (config.searcher, config.hyperparameters, config.seed)
         if snapshot is None:
             self._search, self.last_event, self.last_report = Search(*parts, folder=code), 0, 0
@@ -39,11 +29,11 @@ class SearchReplay:
             self._search = Search.restore(*parts, state=snapshot.state["search"], folder=code)
             self.last_event, self.last_report = snapshot.number, int(snapshot.state["report"])
         self._last_snapshot = self.last_event
-        self.catch_up(record)
+        self.catch_up(store)
 
-    def catch_up(self, record: SearchRecord) -> None:
+    def catch_up(self, store: ExperimentStore) -> None:
         """Follow the events that were stored since the last one; for those who watch a search from outside."""
-        for stored in record.events(after=self.last_event):
+        for stored in store.events(after=self.last_event):
             self._search.handle(Event.from_json(stored.payload))
             self.last_event = stored.number
             self.last_report = max(self.last_report, stored.payload.get("report", 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from determined.experiment.config import ExperimentConfig
@@ -48,47 +48,6 @@ class OpenTrial:
         return not self.is_running and self.stop_reason is None
 
 
-class OpenTrials:
-    """All open trials, in the order of their creation."""
-
-    def __init__(self) -> None:
-        self._by_id: dict[int, OpenTrial] = {}
-        self._by_request: dict[str, OpenTrial] = {}
-
-    def __iter__(self) -> Iterator[OpenTrial]:
-        return iter(list(self._by_id.values()))
-
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-    def __getitem__(self, trial_id: int) -> OpenTrial:
-        return self._by_id[trial_id]
-
-    def add(self, trial: OpenTrial) -> None:
-        """Add a trial."""
-        self._by_id[trial.id] = self._by_request[trial.request_id] = trial
-
-    def remove(self, trial: OpenTrial) -> None:
-        """Remove a trial that has ended."""
-        del self._by_id[trial.id], self._by_request[trial.request_id]
-
-    def get(self, trial_id: int) -> OpenTrial | None:
-        """Return the open trial with an id."""
-        return self._by_id.get(trial_id)
-
-    def requested(self, request_id: str) -> OpenTrial | None:
-        """Return the open trial that the search created under this id."""
-        return self._by_request.get(request_id)
-
-    def running(self) -> list[OpenTrial]:
-        """Return those that run, the oldest first."""
-        return [trial for trial in self if trial.is_running]
-
-    def waiting(self) -> list[OpenTrial]:
-        """Return those that could start, the oldest first."""
-        return [trial for trial in self if trial.is_waiting]
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """The settings that a runner decides by."""
@@ -122,7 +81,8 @@ class RunnerState:
     search: SearchReplay
     control: Control
     """What people want of the experiment."""
-    trials: OpenTrials = dataclasses.field(default_factory=OpenTrials)
+    trials: dict[int, OpenTrial] = dataclasses.field(default_factory=dict)
+    """The open trials by id, the oldest first."""
     final_states: dict[int, RunState] = dataclasses.field(default_factory=dict)
     """The states of the trials that have ended, by id."""
     created: list[Create] = dataclasses.field(default_factory=list)
@@ -142,10 +102,13 @@ class RunnerState:
         """Whether all trials end for good."""
         return self.stop_reason is not None and self.stop_reason.is_for_good
 
-    @property
-    def needs_slots(self) -> bool:
-        """Whether trials wait for slots."""
-        return self.stop_reason is None and any(trial.is_waiting for trial in self.trials)
+    def running(self) -> list[OpenTrial]:
+        """Return the trials that run, the oldest first."""
+        return [trial for trial in self.trials.values() if trial.is_running]
+
+    def waiting(self) -> list[OpenTrial]:
+        """Return the trials that could start, the oldest first; none while all trials are asked to stop."""
+        return [trial for trial in self.trials.values() if trial.is_waiting] if self.stop_reason is None else []
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

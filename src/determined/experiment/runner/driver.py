@@ -96,11 +96,11 @@ class Driver:
         return inputs
 
     def _new_handles(self, state: RunnerState) -> dict[int, Handle]:
-        unknown = [trial.id for trial in state.trials.running() if trial.handle is None and not trial.is_adopted]
+        unknown = [trial.id for trial in state.running() if trial.handle is None and not trial.is_adopted]
         return {id: handle for id in unknown if (handle := self._executor.handle(id)) is not None}
 
     def _allowance(self, state: RunnerState) -> int | None:
-        is_due = state.needs_slots or time.monotonic() >= self._allowance_at + ALLOWANCE_PERIOD_S
+        is_due = state.waiting() or time.monotonic() >= self._allowance_at + ALLOWANCE_PERIOD_S
         if not is_due or not state.has_begun:
             return None
         self._allowance_at = time.monotonic()
