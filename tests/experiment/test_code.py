@@ -55,10 +55,9 @@ def tree(folder: pathlib.Path) -> set[str]:
 def test_everything_is_copied(folder: pathlib.Path, destination: pathlib.Path) -> None:
     make(folder, "train.py", "a/b/c.txt", ".hidden")
     (folder / "empty").mkdir()
-    snapshot = take(folder, destination)
+    take(folder, destination)
     assert tree(destination) == {"train.py", "a/", "a/b/", "a/b/c.txt", ".hidden", "empty/"}
     assert (destination / "a/b/c.txt").read_text() == "a/b/c.txt"
-    assert (snapshot.files, snapshot.size) == (3, len("train.pya/b/c.txt.hidden"))
 
 
 def test_later_changes_do_not_reach_the_snapshot(folder: pathlib.Path, destination: pathlib.Path) -> None:
@@ -266,7 +265,8 @@ def test_too_large_folder_is_refused_with_lines_to_write(folder: pathlib.Path, d
 def test_folder_of_exactly_the_limit_is_taken(folder: pathlib.Path, destination: pathlib.Path) -> None:
     make(folder, "data")
     os.truncate(folder / "data", LIMIT)
-    assert take(folder, destination).size == LIMIT
+    take(folder, destination)
+    assert (destination / "data").stat().st_size == LIMIT
 
 
 def test_links_within_the_folder_stay_links(folder: pathlib.Path, destination: pathlib.Path) -> None:
@@ -411,12 +411,6 @@ def test_snapshot_that_is_there_is_not_replaced(folder: pathlib.Path, destinatio
     with pytest.raises(OSError):
         take(folder, destination)
     assert tree(destination.parent) == {"code/", "code/train.py"}
-
-
-def test_what_a_killed_process_left_is_removed(folder: pathlib.Path, destination: pathlib.Path) -> None:
-    make(destination.parent, ".code.0123.partial/half")
-    take(folder, destination)
-    assert tree(destination.parent) == {"code/"}
 
 
 def test_failure_leaves_nothing(

@@ -10,9 +10,7 @@ import pathlib
 import re
 import shutil
 import stat
-import uuid
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from determined import errors
 from determined._home import home, make_private
@@ -21,9 +19,9 @@ from determined.experiment._detignore import Ignore
 
 IGNORE_FILE = ".detignore"
 LIMIT = 95 << 20
-"""Bytes that a snapshot may have."""
+"""The most bytes of a snapshot."""
 MAX_DEPTH = 100
-"""Folders within each other that a snapshot may have."""
+"""The most folders within each other in a snapshot."""
 
 # What no program needs; a line such as !.venv/ in the ignore file takes one of these back.
 DEFAULTS = (
@@ -31,18 +29,11 @@ DEFAULTS = (
     *(".venv/", "venv/", ".tox/", ".nox/", "node_modules/", ".ipynb_checkpoints/"),
     *(".mypy_cache/", ".pytest_cache/", ".ruff_cache/", ".hypothesis/", ".idea/", ".vscode/"),
 )
-_ENOUGH = 50_000
-"""Entries after which the size of a folder that is too large is not told exactly."""
-_SHOWN = 8
-_MOST_OF_IT = 0.8
-_WORTH_TELLING = 100 << 10
-
-
-class Snapshot(NamedTuple):
-    """What a snapshot holds."""
-
-    files: int
-    size: int
+_MAX_COUNTED = 50_000
+"""Entries after which the exact size of a folder that is too large is not worth counting."""
+_MAX_SHOWN = 8
+_MAIN_SHARE = 0.8
+_MIN_SHOWN_SIZE = 100 << 10
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,36 +58,30 @@ def take(
     folder: str | os.PathLike[str],
     destination: pathlib.Path,
     includes: Iterable[str | os.PathLike[str]] = (),
-) -> Snapshot:
-    """Copy a program's folder to a place that is not there yet; it is there whole or not at all.
+) -> None:
+    """Copy a program's folder to a new folder; nothing stays of it on failure.
 
-    Left out is what `.detignore` says, in the syntax of `.gitignore`, what no program needs, such as .git and virtual
+    Left out is what `.detignore` names, in the syntax of `.gitignore`, what no program needs, such as .git and virtual
     environments, and the home folder. Links stay links if they point into the folder, or to nothing; others are
-    followed. `includes` are further files and folders, which get their own names in the copy. The limit is 95 MB. The
-    copy of an experiment config has no values of `environment_variables`.
+    followed. `includes` are further files and folders, which keep their names in the copy. The limit is 95 MB. The copy
+    of an experiment config has no values of `environment_variables`.
     """
     root = pathlib.Path(folder)
     if not root.is_dir():
-        raise errors.InvalidExperimentException(f"There is no folder {str(root)!r} to take the program from.")
+        raise errors.InvalidExperimentException(f"There is no folder {str(root)!r} to copy the program from.")
     entries = _Survey(root, destination).entries()
     for include in includes:
         entries += _included(pathlib.Path(include), destination, {entry.path for entry in entries})
     if (size := sum(entry.size for entry in entries)) > LIMIT:
         raise errors.InvalidExperimentException(_too_large(str(root), entries, size, is_complete=True))
     make_private(destination.parent)
-    for left in destination.parent.glob(f".{destination.name}.*.partial"):  # of a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    aside = destination.with_name(f".{destination.name}.{uuid.uuid4().hex}.partial")
+    destination.mkdir(mode=0o700)
     try:
-        _copy(entries, aside)
-        _write_out(aside)
-        aside.rename(destination)
+        _copy(entries, destination)
+        _sync(destination)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(destination, ignore_errors=True)
         raise
-    _write_out(destination.parent)
-    files = [entry for entry in entries if not entry.is_folder]
-    return Snapshot(len(files), sum(entry.size for entry in files))
 
 
 def _included(path: pathlib.Path, destination: pathlib.Path, taken: set[str]) -> list[_Entry]:
@@ -116,7 +101,7 @@ def _included(path: pathlib.Path, destination: pathlib.Path, taken: set[str]) ->
 
 
 class _Survey:
-    """Looks at everything in a folder before anything is copied."""
+    """Lists everything in a folder before anything is copied."""
 
     def __init__(self, root: pathlib.Path, destination: pathlib.Path) -> None:
         self._root = str(root)
@@ -128,12 +113,12 @@ class _Survey:
         self._size = 0
 
     def entries(self) -> list[_Entry]:
-        """Return what to copy, each folder before what is in it; raises an error that names all that cannot be."""
+        """Return what to copy, each folder before its contents; the error names all that cannot be."""
         is_complete = True
         for entry in self._within(self._root, "", [self._real_root]):
             self._found.append(entry)
             self._size += entry.size
-            if self._size > LIMIT and len(self._found) > _ENOUGH:
+            if self._size > LIMIT and len(self._found) > _MAX_COUNTED:
                 is_complete = False
                 break
         if self._size > LIMIT:
@@ -227,7 +212,6 @@ def _inner_target(source: str, real: str, root: str, real_root: str) -> str:
 
 
 def _copy(entries: list[_Entry], target: pathlib.Path) -> None:
-    target.mkdir(mode=0o700)
     for entry in entries:
         path = os.path.join(target, entry.path)
         try:
@@ -261,8 +245,8 @@ def _copy_one(entry: _Entry, path: str) -> None:
     os.utime(path, ns=(entry.status.st_atime_ns, entry.status.st_mtime_ns))
 
 
-def _write_out(folder: pathlib.Path) -> None:
-    """Have everything on the disk before it counts, at one go where the system can."""
+def _sync(folder: pathlib.Path) -> None:
+    """Wait until everything is on the disk, with one call for all files where the system has one."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         syncfs = getattr(ctypes.CDLL(None), "syncfs", None)
@@ -272,13 +256,13 @@ def _write_out(folder: pathlib.Path) -> None:
         os.close(descriptor)
 
 
-# What to say
+# Messages
 
 
 def _cannot(root: str, problems: list[str]) -> str:
     lines = [f"{len(problems)} thing(s) in {root} cannot be part of an experiment's code:"]
-    lines += [f"  {problem}" for problem in problems[:_SHOWN]]
-    lines += [f"  and {len(problems) - _SHOWN} more"] * (len(problems) > _SHOWN)
+    lines += [f"  {problem}" for problem in problems[:_MAX_SHOWN]]
+    lines += [f"  and {len(problems) - _MAX_SHOWN} more"] * (len(problems) > _MAX_SHOWN)
     first = problems[0].rpartition(": ")[0]
     return "\n".join([*lines, f"Remove them, or name them in {os.path.join(root, IGNORE_FILE)}, such as /{first}"])
 
@@ -303,13 +287,13 @@ def _largest(entries: list[_Entry]) -> list[tuple[str, int]]:
             path = os.path.dirname(path)
     folders = {entry.path for entry in entries if entry.is_folder}
     found = []
-    for path in sorted(inner.get("", []), key=sizes.__getitem__, reverse=True)[:_SHOWN]:
+    for path in sorted(inner.get("", []), key=sizes.__getitem__, reverse=True)[:_MAX_SHOWN]:
         while largest := max(inner.get(path, []), key=sizes.__getitem__, default=None):
-            if sizes[largest] < _MOST_OF_IT * sizes[path]:
+            if sizes[largest] < _MAIN_SHARE * sizes[path]:
                 break
             path = largest
         found.append((_line_for(path, path in folders), sizes[path]))
-    return [(line, size) for line, size in found if size >= _WORTH_TELLING]
+    return [(line, size) for line, size in found if size >= _MIN_SHOWN_SIZE]
 
 
 def _line_for(path: str, is_folder: bool) -> str:

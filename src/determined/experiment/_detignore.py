@@ -26,13 +26,13 @@ class _Rule:
 
 
 class Ignore:
-    """The rules of a file, the last one that fits deciding."""
+    """The rules of a file, of which the last match decides."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._rules = [rule for line in lines if (rule := _rule(line)) is not None][::-1]
 
     def excludes(self, path: str, *, is_folder: bool) -> bool:
-        """Say whether an entry is left out whose folder is not; `path` is relative, with slashes."""
+        """Return whether an entry is left out whose folder is not; `path` is relative, with slashes."""
         for rule in self._rules:
             if (is_folder or not rule.folders_only) and rule.pattern.fullmatch(path):
                 return rule.excludes
