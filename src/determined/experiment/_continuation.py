@@ -13,11 +13,11 @@ from determined.experiment.executors import Machine
 from determined.tracking import KEEP, Keep, TrackingReader
 
 _DETAILS = ("name", "description", "labels", "project", "workspace")
-_WHERE = ("type", "host_path", "storage_path", "container_path")
+_LOCATION = ("type", "host_path", "storage_path", "container_path")
 
 
 class Continuation(NamedTuple):
-    """What is different when an experiment goes on: its config and the limits that people set, or nothing."""
+    """What changes when an experiment goes on: its config, and the limits that people can set."""
 
     config: dict[str, Any] | None = None
     max_slots: int | Keep | None = KEEP
@@ -25,14 +25,14 @@ class Continuation(NamedTuple):
 
 
 def continuation(experiment_id: int, overrides: Iterable[str], home: Home, machine: Machine) -> Continuation:
-    """Return what overrides change in an experiment; refuse what it cannot go on with."""
+    """Return what overrides change in an experiment; refuse changes of what its trials depend on."""
     before = from_map(TrackingReader(home.database).experiment(experiment_id).config or {})
     after = from_map(before.to_dict(), overrides)
-    was, will_be = _fixed(before), _fixed(after)
-    for key, value in was.items():
-        if will_be[key] != value:
+    fixed_before, fixed_after = _fixed(before), _fixed(after)
+    for key, value in fixed_before.items():
+        if fixed_after[key] != value:
             raise errors.InvalidExperimentException(
-                f"experiment {experiment_id} cannot be continued with {key} {will_be[key]!r} instead of {value!r}: "
+                f"experiment {experiment_id} cannot be continued with {key} {fixed_after[key]!r} instead of {value!r}: "
                 f"{_remedy(key)}"
             )
     check(after, home.code(experiment_id), home, machine)
@@ -47,18 +47,18 @@ def continuation(experiment_id: int, overrides: Iterable[str], home: Home, machi
 
 
 def _fixed(config: ExperimentConfig) -> dict[str, Any]:
-    """Return what the trials so far rest on, by key."""
+    """Return the values that cannot change, by key."""
     tree = config.to_dict()
     fixed = {key: tree[key] for key in (*_DETAILS, "entrypoint", "hyperparameters", "reproducibility", "searcher")}
     if config.searcher.name == "single":
         del fixed["searcher"]["max_length"]
-    place = tree["checkpoint_storage"]
-    return {**fixed, "checkpoint_storage": {key: place[key] for key in _WHERE if key in place}}
+    section = tree["checkpoint_storage"]
+    return {**fixed, "checkpoint_storage": {key: section[key] for key in _LOCATION if key in section}}
 
 
 def _remedy(key: str) -> str:
     if key in _DETAILS:
         return "use `det experiment label`." if key == "labels" else f"use `det experiment set {key}`."
     if key == "searcher":
-        return "of it only max_length can change, for a `single` search; create a new experiment."
-    return "its trials rest on the latter; create a new experiment, with their weights by searcher.source_trial_id."
+        return "only its max_length can change, for a `single` search; create a new experiment."
+    return "its trials depend on it; create a new experiment, with their weights by searcher.source_trial_id."

@@ -1,4 +1,4 @@
-"""Create an experiment: check all that can be checked, keep its program, put it on record."""
+"""Create an experiment: check what can be checked, copy its program, put it on record."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 
-from determined import errors, storage
-from determined._home import Home, home, make_private
+from determined import _home, errors, storage
+from determined._home import Home, make_private
 from determined.experiment import _code
 from determined.experiment._results import pinned, source_checkpoint
 from determined.experiment.config import ExperimentConfig
@@ -24,7 +24,7 @@ from determined.tracking import Desired, ExperimentDescription, ExperimentStore
 logger = logging.getLogger("determined.experiment")
 
 _NEW = "new-"
-"""What the names of folders begin with whose experiments are not on record yet."""
+"""The prefix of folders whose experiments are not on record yet."""
 
 
 def create(
@@ -36,26 +36,26 @@ def create(
     at: Home | None = None,
     slots: int | None = None,
 ) -> int:
-    """Record an experiment over the program in a folder, which is copied, and return its id. Nothing runs yet.
+    """Copy the program in a folder, record an experiment, and return its id. Nothing runs yet.
 
     `includes` are files and folders to copy beside what is in the folder.
     """
-    place = at or home()
-    check(config, folder, place, this_machine(slots))
+    home = at or _home.home()
+    check(config, folder, home, this_machine(slots))
     if (missing := missing_guarantees()) is not None:
         logger.warning(missing)
-    config = pinned(config, place)
-    with _staging(place) as staging:
+    config = pinned(config, home)
+    with _staging(home) as staging:
         code = staging / "code"
         _code.take(pathlib.Path(folder), code, includes)
-        put_in_place = functools.partial(_put_in_place, code, place)
-        with ExperimentStore.create(place.database, _described(config, paused), put_in_place) as ledger:
-            return ledger.experiment_id
+        put_in_place = functools.partial(_put_in_place, code, home)
+        with ExperimentStore.create(home.database, _described(config, paused), put_in_place) as store:
+            return store.experiment_id
 
 
-def _put_in_place(code: pathlib.Path, place: Home, experiment_id: int) -> None:
+def _put_in_place(code: pathlib.Path, home: Home, experiment_id: int) -> None:
     """Move the copy of a program into the folder of its experiment, whose id is new."""
-    folder = place.experiment(experiment_id)
+    folder = home.experiment(experiment_id)
     with storage.errors_naming(folder):
         if folder.exists():
             # Of an experiment of a database that is gone, or of a `create` that was killed at this point.
@@ -63,14 +63,14 @@ def _put_in_place(code: pathlib.Path, place: Home, experiment_id: int) -> None:
             folder.rename(aside)
             logger.warning("%s belongs to no experiment on record, and was renamed to %s.", folder, aside)
         make_private(folder)
-        code.rename(place.code(experiment_id))
+        code.rename(home.code(experiment_id))
 
 
 @contextlib.contextmanager
-def _staging(place: Home) -> Iterator[pathlib.Path]:
-    """Give a folder for what is not on record yet; it is removed after the block, and locked until then."""
-    make_private(place.experiments)
-    staging = place.experiments / f"{_NEW}{uuid.uuid4().hex}"
+def _staging(home: Home) -> Iterator[pathlib.Path]:
+    """Provide a locked folder for what is not on record yet; it is removed after the block."""
+    make_private(home.experiments)
+    staging = home.experiments / f"{_NEW}{uuid.uuid4().hex}"
     with storage.locked(staging):
         staging.mkdir(mode=0o700)
         try:
@@ -79,25 +79,25 @@ def _staging(place: Home) -> Iterator[pathlib.Path]:
             shutil.rmtree(staging, ignore_errors=True)
 
 
-def remove_leftovers(place: Home) -> list[str]:
-    """Remove what a `create` that was killed has left in the home folder, and return the names of the folders."""
-    return storage.remove_abandoned(place.experiments, f"{_NEW}*", f".{_NEW}*.partial")
+def remove_leftovers(home: Home) -> list[str]:
+    """Remove the folders that a killed `create` has left in the home folder, and return their names."""
+    return storage.remove_abandoned(home.experiments, f"{_NEW}*", f".{_NEW}*.partial")
 
 
 def check(
     config: ExperimentConfig, folder: str | os.PathLike[str], at: Home | None = None, machine: Machine | None = None
 ) -> None:
-    """Refuse an experiment that cannot run here, before anything is made of it."""
-    place = at or home()
+    """Refuse an experiment that cannot run here."""
+    home = at or _home.home()
     if config.entrypoint is None:
         raise errors.InvalidExperimentException(
             "The config has no entrypoint; write entrypoint: model_def:MyTrial for a class in model_def.py, or a "
             "command."
         )
     require_slots(config, machine or this_machine())
-    storage.store_for(config.to_dict()["checkpoint_storage"], place.checkpoints).check()
-    source_checkpoint(config, place)
-    Search(config.searcher, config.hyperparameters, config.seed, folder)  # its method can be made
+    storage.store_for(config.to_dict()["checkpoint_storage"], home.checkpoints).check()
+    source_checkpoint(config, home)
+    Search(config.searcher, config.hyperparameters, config.seed, folder)  # raises if its method cannot be made
 
 
 def require_slots(config: ExperimentConfig, machine: Machine) -> None:

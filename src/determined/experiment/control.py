@@ -6,9 +6,10 @@ import logging
 import time
 from collections.abc import Iterable
 
-from determined import errors
-from determined._home import Home, home
+from determined import _home, errors
+from determined._home import Home
 from determined.experiment import config as configs
+from determined.experiment import runner
 from determined.experiment._continuation import continuation
 from determined.experiment._create import remove_leftovers as remove_leftovers
 from determined.experiment._create import require_slots
@@ -17,7 +18,6 @@ from determined.experiment._deletion import delete_checkpoint as delete_checkpoi
 from determined.experiment._download import download_checkpoint as download_checkpoint
 from determined.experiment._results import remove_expired_logs as remove_expired_logs
 from determined.experiment.executors import this_machine
-from determined.experiment.runner import _process
 from determined.tracking import (
     Changeset,
     Desired,
@@ -31,66 +31,65 @@ from determined.tracking import (
 
 logger = logging.getLogger("determined.experiment")
 
-_LOOKING = 0.2
-_ENDING = 30.0
-"""Seconds that a runner has to end, or to begin."""
+_POLL_S = 0.2
+_EXIT_TIMEOUT_S = 30.0
+"""Seconds that a runner that has paused its experiment may take to end."""
 
 
 def activate(
     experiment_id: int, at: Home | None = None, slots: int | None = None, *, force: bool = False
 ) -> int | None:
-    """Let an experiment run, from where it was if it was paused or its runner is gone.
+    """Run an experiment, from where it was if it was paused or its runner is gone.
 
-    Returns the id of the process that drives it, None if it has ended meanwhile. `force`, here and below, takes the
-    experiment from a runner of another machine or container, which cannot be asked from here whether it still runs.
+    Returns the id of the process that runs it; None if it has ended meanwhile. `force`, here and below, takes the
+    experiment from a runner of another machine or container, whose life cannot be checked from here.
     """
     if force or not is_run(experiment_id, at):
-        config = TrackingReader((at or home()).database).experiment(experiment_id).config
+        config = TrackingReader((at or _home.home()).database).experiment(experiment_id).config
         require_slots(configs.from_map(config or {}), this_machine(slots))
     _ask(experiment_id, Desired.ACTIVE, at, force=force)
-    return _have_runner(experiment_id, at, slots)
+    return _require_runner(experiment_id, at, slots)
 
 
 def pause(experiment_id: int, at: Home | None = None, *, force: bool = False) -> None:
-    """Let all trials save and stop; `activate` goes on."""
+    """Ask an experiment to pause: its trials save a checkpoint and stop until `activate`."""
     _ask(experiment_id, Desired.PAUSED, at, force=force)
-    with ExperimentStore.open((at or home()).database, experiment_id) as ledger:
-        if not _is_run(ledger) and ledger.control().state is not RunState.PAUSED:
-            ledger.claim()
-            ledger.commit(Changeset(experiment_change=ExperimentChange(state=RunState.PAUSED)))
-            ledger.release()
+    with _open(experiment_id, at) as store:
+        if not _is_run(store) and store.control().state is not RunState.PAUSED:
+            store.claim()
+            store.commit(Changeset(experiment_change=ExperimentChange(state=RunState.PAUSED)))
+            store.release()
 
 
 def cancel(experiment_id: int, at: Home | None = None, *, force: bool = False) -> None:
     """Ask an experiment to end; its trials save a last checkpoint. `wait` returns when it has ended."""
     _ask(experiment_id, Desired.CANCELED, at, force=force)
-    _have_runner(experiment_id, at)
+    _require_runner(experiment_id, at)
 
 
 def kill(experiment_id: int, at: Home | None = None, *, force: bool = False) -> None:
     """Ask an experiment to end at once, with its trials. `wait` returns when it has ended."""
     _ask(experiment_id, Desired.KILLED, at, force=force)
-    _have_runner(experiment_id, at)
+    _require_runner(experiment_id, at)
 
 
 def kill_trial(trial_id: int, at: Home | None = None) -> None:
     """Ask the runner, or the next one, to end a trial at once; its experiment goes on."""
-    place = at or home()
-    experiment_id = TrackingReader(place.database).trial(trial_id).experiment_id
-    with ExperimentStore.open(place.database, experiment_id) as ledger:
-        ledger.ask(wishes={trial_id: TrialRequest.KILL})
+    experiment_id = TrackingReader((at or _home.home()).database).trial(trial_id).experiment_id
+    with _open(experiment_id, at) as store:
+        store.ask(wishes={trial_id: TrialRequest.KILL})
 
 
 def continue_experiment(
     experiment_id: int, at: Home | None = None, slots: int | None = None, overrides: Iterable[str] = ()
 ) -> list[int]:
-    """Begin an ended experiment anew: its trials that did not complete go on; returns their ids.
+    """Run an ended experiment again: its trials that did not complete go on; returns their ids.
 
-    The only trial of a `single` search goes on in any case, as after a change of its length. `overrides` change the
-    config, such as "searcher.max_length.epochs=20"; what trials that went before rest on cannot change.
+    The only trial of a `single` search always goes on, for example after a change of its length. `overrides` change the
+    config, such as "searcher.max_length.epochs=20"; what earlier trials depend on cannot change.
     """
     reopened = reopen(experiment_id, at, slots, overrides)
-    _have_runner(experiment_id, at, slots)
+    _require_runner(experiment_id, at, slots)
     return reopened
 
 
@@ -98,27 +97,25 @@ def reopen(
     experiment_id: int, at: Home | None = None, slots: int | None = None, overrides: Iterable[str] = ()
 ) -> list[int]:
     """Do what `continue_experiment` does, but leave the experiment to the next runner."""
-    place = at or home()
-    with ExperimentStore.open(place.database, experiment_id) as ledger:
-        reopened = _to_continue(ledger)
-        new = continuation(experiment_id, overrides, place, this_machine(slots))
+    with _open(experiment_id, at) as store:
+        reopened = _trials_to_continue(store)
+        new = continuation(experiment_id, overrides, at or _home.home(), this_machine(slots))
         change = ExperimentChange(state=RunState.PAUSED, desired=Desired.ACTIVE, config=new.config)
         trials = [TrialChange(trial_id=id, state=RunState.PAUSED, restarts=0) for id in reopened]
-        ledger.claim()
-        ledger.commit(Changeset(trial_changes=trials, experiment_change=change))
-        ledger.ask(max_slots=new.max_slots, priority=new.priority)
-        ledger.release()
+        store.claim()
+        store.commit(Changeset(trial_changes=trials, experiment_change=change))
+        store.ask(max_slots=new.max_slots, priority=new.priority)
+        store.release()
     return reopened
 
 
-def _to_continue(ledger: ExperimentStore) -> list[int]:
-    """Return the trials that go on when an experiment begins anew."""
-    id, state = ledger.experiment_id, ledger.control().state
+def _trials_to_continue(store: ExperimentStore) -> list[int]:
+    id, state = store.experiment_id, store.control().state
     if not state.is_final:
         raise errors.TrackingException(
-            f"experiment {id} has not ended ({state.value}); `det experiment activate {id}` lets it run."
+            f"experiment {id} has not ended ({state.value}); `det experiment activate {id}` runs it."
         )
-    trials = ledger.trials()
+    trials = store.trials()
     found = [trial.id for trial in trials if trial.state is not RunState.COMPLETED or len(trials) == 1]
     if not found:
         raise errors.TrackingException(f"all trials of experiment {id} have completed; there is nothing to continue.")
@@ -126,66 +123,73 @@ def _to_continue(ledger: ExperimentStore) -> list[int]:
 
 
 def wait(experiment_id: int, timeout: float | None = None, at: Home | None = None) -> RunState:
-    """Wait until an experiment has ended and is tidied up; returns its state. `TimeoutError` after so many seconds."""
+    """Wait until an experiment has ended and is cleaned up; returns its state.
+
+    `TimeoutError` after `timeout` seconds.
+    """
     deadline = None if timeout is None else time.monotonic() + timeout
-    with ExperimentStore.open((at or home()).database, experiment_id) as ledger:
-        while not (state := ledger.control().state).is_final or _is_run(ledger):
-            if not _is_run(ledger) and not ledger.control().state.is_final:
+    with _open(experiment_id, at) as store:
+        while not (state := store.control().state).is_final or _is_run(store):
+            if not _is_run(store) and not store.control().state.is_final:
                 raise errors.TrackingException(
                     f"experiment {experiment_id} is {state.value}, and nobody runs it, so it will not end; "
                     f"`det experiment activate {experiment_id}` goes on with it."
                 )
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"experiment {experiment_id} is still {state.value} after {timeout:g} seconds.")
-            time.sleep(_LOOKING)
+            time.sleep(_POLL_S)
     return state
 
 
 def is_run(experiment_id: int, at: Home | None = None) -> bool:
-    """Say whether a living process drives an experiment."""
-    with ExperimentStore.open((at or home()).database, experiment_id) as ledger:
-        return _is_run(ledger)
+    """Return whether a living process runs an experiment."""
+    with _open(experiment_id, at) as store:
+        return _is_run(store)
 
 
-def _is_run(ledger: ExperimentStore) -> bool:
-    runner = ledger.runner()
-    return runner is not None and not runner.is_gone
+def _open(experiment_id: int, at: Home | None) -> ExperimentStore:
+    return ExperimentStore.open((at or _home.home()).database, experiment_id)
+
+
+def _is_run(store: ExperimentStore) -> bool:
+    found = store.runner()
+    return found is not None and not found.is_gone
 
 
 def _ask(experiment_id: int, desired: Desired, at: Home | None, *, force: bool) -> None:
-    with ExperimentStore.open((at or home()).database, experiment_id) as ledger:
-        ledger.ask(desired=desired)
-        runner = ledger.runner()
-        if runner is None or runner.is_here or runner.is_gone:
+    with _open(experiment_id, at) as store:
+        store.ask(desired=desired)
+        found = store.runner()
+        if found is None or found.is_here or found.is_gone:
             return
         if force:
-            ledger.claim(force=True)
-            ledger.release()
+            store.claim(force=True)
+            store.release()
         else:
             logger.warning(
-                "Experiment %d is run by process %d on %r, which cannot be asked from here whether it still runs. If "
-                "it does, it does what was asked. If it is gone, repeat the command in two minutes, when its claim has "
-                "expired, or at once with --force.",
+                "Experiment %d is run by process %d on %r, and whether that process still runs cannot be checked from "
+                "here. If it does, it does what was asked. If it is gone, repeat the command in two minutes, when its "
+                "claim has expired, or at once with --force.",
                 experiment_id,
-                runner.pid,
-                runner.host,
+                found.pid,
+                found.host,
             )
 
 
-def _have_runner(experiment_id: int, at: Home | None, slots: int | None = None) -> int | None:
-    """Start a runner unless there is one, which notices by itself what it is asked for; returns its process id."""
-    deadline = time.monotonic() + _ENDING
-    with ExperimentStore.open((at or home()).database, experiment_id) as ledger:
-        # One that has paused the experiment does not look up any more; it is about to end.
-        while _is_run(ledger) and ledger.control().state is RunState.PAUSED and time.monotonic() < deadline:
-            time.sleep(_LOOKING / 10)
-        if (runner := ledger.runner()) is not None and not runner.is_gone:
-            if ledger.control().state is RunState.PAUSED:
+def _require_runner(experiment_id: int, at: Home | None, slots: int | None = None) -> int | None:
+    """Start a runner unless there is one, which notices requests by itself; returns its process id."""
+    deadline = time.monotonic() + _EXIT_TIMEOUT_S
+    with _open(experiment_id, at) as store:
+        # A runner that has paused the experiment takes no more requests; it is about to end.
+        while _is_run(store) and store.control().state is RunState.PAUSED and time.monotonic() < deadline:
+            time.sleep(_POLL_S / 10)
+        if (found := store.runner()) is not None and not found.is_gone:
+            if store.control().state is RunState.PAUSED:
                 raise errors.TrackingException(
-                    f"experiment {experiment_id} is PAUSED, but process {runner.pid} on {runner.host!r} has not "
+                    f"experiment {experiment_id} is PAUSED, but process {found.pid} on {found.host!r} has not "
                     "released it; end that process. If it is gone, try again in two minutes, or at once with --force."
                 )
-            return runner.pid
-        if ledger.control().state.is_final:
+            return found.pid
+        if store.control().state.is_final:
             return None
-    return _process.start(experiment_id, at, slots)
+    return runner.start(experiment_id, at, slots)
