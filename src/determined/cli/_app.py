@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from determined import errors
 from determined._version import VERSION
 
-from . import _errors, checkpoint, experiment, model, preview, tensorboard, trial, ui
+from . import _errors, checkpoint, experiment, model, tensorboard, trial, ui
 from . import gc as gc_command
 from ._arguments import add
 
@@ -77,7 +77,7 @@ def version() -> None:
     typer.echo(f"Resolute {VERSION}")
 
 
-add(app, preview.preview_search, "preview-search", example="det preview-search adaptive.yaml")
+add(app, experiment.preview_search, "preview-search", example="det preview-search adaptive.yaml")
 add(app, ui.ui, example="det ui --open")
 add(app, gc_command.gc, example="det gc")
 add(app, version, example="det version")

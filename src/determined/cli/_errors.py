@@ -1,16 +1,22 @@
-"""How mistakes are shown: what is wrong and what to type instead, never a traceback."""
+"""How errors are shown: what is wrong and what to type instead, never a traceback."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import typer
 
+from determined import errors
+
 from ._output import plain
 
-_LONGEST = 2000  # characters of a line
+T = TypeVar("T", int, str)
+
+_MAX_LINE = 2000  # characters
 DEBUG_VARIABLE = "DET_DEBUG"
-"""Environment variable: "1" shows where in the program an unexpected error came from."""
+"""Environment variable: "1" shows the traceback of an unexpected error."""
 
 
 def say(error: Exception) -> None:
@@ -19,12 +25,30 @@ def say(error: Exception) -> None:
 
 
 def say_unexpected(error: Exception) -> None:
-    """Print an error that nobody foresaw, such as one of a search method of the user's; DET_DEBUG=1 raises it."""
+    """Print an unexpected error, such as one in a user's search method; DET_DEBUG=1 raises it."""
     if os.environ.get(DEBUG_VARIABLE) == "1":
         raise error
     what = f"{type(error).__name__}: {_shown(error)}"
     typer.echo(f"Error: unexpected {what} ({DEBUG_VARIABLE}=1 shows where it comes from)", err=True)
 
 
+def each(items: Iterable[T], act: Callable[[T], object], done: str) -> None:
+    """Call `act` on each item, also after one has failed; exit status 1 if one of them failed.
+
+    `done` is printed for each, with the item in place of {0} and what `act` returned in place of {1}.
+    """
+    has_failed = False
+    for item in dict.fromkeys(items):
+        try:
+            result = act(item)
+        except (errors.DeterminedException, OSError) as error:
+            say(error)
+            has_failed = True
+        else:
+            typer.echo(done.format(plain(item), result))
+    if has_failed:
+        raise typer.Exit(1)
+
+
 def _shown(error: Exception) -> str:
-    return "\n".join(plain(line.expandtabs(), _LONGEST) for line in str(error).split("\n"))
+    return "\n".join(plain(line.expandtabs(), _MAX_LINE) for line in str(error).split("\n"))

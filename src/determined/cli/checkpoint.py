@@ -12,7 +12,7 @@ from determined.experiment import wording
 
 from . import _output
 from ._arguments import CheckpointUuid, Csv, Json, Yes, add, complete_checkpoint, complete_experiment
-from ._each import each
+from ._errors import each
 
 app = typer.Typer(help="Checkpoints: the saved state of a trial.", no_args_is_help=True)
 

@@ -6,7 +6,7 @@ import typer
 
 from determined.cli._arguments import add
 
-from . import _control, _create, _details, _listing, _output_of, _results
+from . import _control, _create, _details, _listing, _preview, _results
 
 app = typer.Typer(help="Experiments: trials of one program, or one run of a training script.", no_args_is_help=True)
 _label = typer.Typer(help="Words to find an experiment by.", no_args_is_help=True)
@@ -25,7 +25,7 @@ add(
     example="det experiment list-checkpoints 3 --best",
     short="lc",
 )
-add(app, _output_of.logs, example="det experiment logs 3 --follow")
+add(app, _results.logs, example="det experiment logs 3 --follow")
 add(app, _results.plot, example="det experiment plot 3 --output curves.png")
 add(app, _results.download, example="det experiment download 3 --top-n 2 --output-dir best")
 add(
@@ -53,4 +53,6 @@ add(_set, _details.set_priority, "priority", example="det experiment set priorit
 app.add_typer(_label, name="label")
 app.add_typer(_set, name="set")
 
-__all__ = ["app"]
+preview_search = _preview.preview_search
+
+__all__ = ["app", "preview_search"]

@@ -10,7 +10,7 @@ import typer
 from determined import tracking
 from determined.cli import _output
 from determined.cli._arguments import ExperimentId, ExperimentIds, Follow, Force, Slots, Yes
-from determined.cli._each import each
+from determined.cli._errors import each
 
 
 def pause(ids: ExperimentIds, force: Force = False) -> None:

@@ -53,7 +53,7 @@ def create(
     if config is None or folder is None:
         raise typer.BadParameter("give a CONFIG and a DIR, such as: det experiment create experiment.yaml .")
     if test:
-        from determined.cli._try_out import try_out
+        from ._test_run import try_out
 
         try_out(_loaded(config, overrides), folder, include or ())
         return

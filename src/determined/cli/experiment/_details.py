@@ -8,7 +8,7 @@ import typer
 
 from determined import _home, tracking
 from determined.cli._arguments import ExperimentId, ExperimentIds
-from determined.cli._each import each
+from determined.cli._errors import each
 
 Label = Annotated[str, typer.Argument(metavar="LABEL", help="The word.")]
 Text = Annotated[str, typer.Argument(metavar="TEXT", help="What it is from now on.")]

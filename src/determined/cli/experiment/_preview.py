@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from . import _output
-from ._arguments import Csv, Json, Overrides
+from determined.cli import _output
+from determined.cli._arguments import Csv, Json, Overrides
 
 
 def preview_search(

@@ -11,8 +11,7 @@ import typer
 
 from determined import tracking
 from determined._text import plain_lines
-
-from . import _output
+from determined.cli import _output
 
 if TYPE_CHECKING:
     from determined.experiment import TestRun
