@@ -174,7 +174,6 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def main() -> None:
-    """Train what the command line names."""
     parser = argparse.ArgumentParser(prog="python -m determined.launch._harness")
     parser.add_argument("--trial", required=True)
     parser.add_argument("--config")

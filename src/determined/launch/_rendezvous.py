@@ -32,12 +32,10 @@ class LoopbackRendezvous(RendezvousHandler):
         self._store: TCPStore | None = None
 
     def get_backend(self) -> str:
-        """Return the name that chooses this backend."""
         return BACKEND
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether the ranks use the store of the agent."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -48,22 +46,18 @@ class LoopbackRendezvous(RendezvousHandler):
         return RendezvousInfo(PrefixStore(self._run_id, self._store), 0, 1, RendezvousStoreInfo(_HOST, port))
 
     def is_closed(self) -> bool:
-        """Whether nobody can join any more."""
         return False
 
     def set_closed(self) -> None:
         """There is nobody else to tell."""
 
     def num_nodes_waiting(self) -> int:
-        """Return how many machines wait to join."""
         return 0
 
     def get_run_id(self) -> str:
-        """Return the id of the run."""
         return self._run_id
 
     def shutdown(self) -> bool:
-        """Return whether all is let go."""
         return True
 
 

@@ -49,5 +49,4 @@ class EventLoop:
                 action()
 
     def close(self) -> None:
-        """Release the selector."""
         self._selector.close()

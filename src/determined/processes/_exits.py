@@ -70,7 +70,6 @@ class RankExits:
         self._all: list[RankExit] = []
 
     def add(self, exit: RankExit) -> None:
-        """Add the exit of a rank."""
         self._all.append(exit)
 
     @property

@@ -49,7 +49,6 @@ class RunSpec:
 
     @property
     def is_class(self) -> bool:
-        """Whether the entrypoint is a trial class."""
         return isinstance(self.entrypoint, str) and is_class_entrypoint(self.entrypoint)
 
     @property
@@ -59,7 +58,6 @@ class RunSpec:
 
     @property
     def files(self) -> RunFolder:
-        """The files of the run's folder."""
         return RunFolder(self.folder)
 
     def to_json(self) -> dict[str, Any]:

@@ -45,11 +45,9 @@ class InlineExecutor:
             self._waiting[spec.trial_id] = spec
 
     def stop(self, trial_id: int) -> None:
-        """Take a run out of the queue."""
         self._cancel(trial_id, EndReason.STOPPED)
 
     def kill(self, trial_id: int) -> None:
-        """Take a run out of the queue."""
         self._cancel(trial_id, EndReason.KILLED)
 
     def poll(self, timeout_s: float | None) -> list[RunExit]:
@@ -75,7 +73,6 @@ class InlineExecutor:
         return RunProcess.current().to_json() if trial_id in self._waiting else None
 
     def close(self) -> None:
-        """Forget the runs in the queue."""
         self._waiting.clear()
 
     def _cancel(self, trial_id: int, reason: EndReason) -> None:

@@ -24,16 +24,13 @@ class LocalAllocator:
 
     @property
     def capacity(self) -> int:
-        """How many slots there are."""
         return self._machine.slots
 
     @property
     def device(self) -> Device:
-        """What a slot computes with."""
         return "cuda" if self._machine.gpus else "cpu"
 
     def allowance(self, wanted: int, priority: int | None) -> int:
-        """Return how many of the `wanted` slots the experiment may hold now."""
         others = [self._rival(one) for one in self._slots.demands() if one.experiment_id != self._experiment_id]
         own = Claimant(self._experiment_id, wanted, self._unit, priority)
         return shares(self._machine.slots, [*others, own])[self._experiment_id]
@@ -45,7 +42,6 @@ class LocalAllocator:
         return Claimant(demand.experiment_id, wanted, demand.unit, demand.priority)
 
     def take(self, trial_id: int) -> Placement | None:
-        """Reserve the slots of a trial; None if too few are free."""
         slots = self._slots.take(self._experiment_id, trial_id, self._unit, self._machine.numbers)
         return None if slots is None else self._machine.placement(slots)
 
@@ -54,7 +50,6 @@ class LocalAllocator:
         self._slots.hand_over(trial_id, RunProcess.from_json(handle))
 
     def release(self, trial_id: int) -> None:
-        """Free the slots of a trial."""
         self._slots.release(trial_id)
 
 

@@ -57,27 +57,21 @@ class LocalExecutor:
         self._exits: list[RunExit] = []
 
     def start(self, spec: RunSpec) -> None:
-        """Begin a run. Whatever goes wrong is reported by its exit."""
         if spec.trial_id in self._runs or spec.trial_id in self._adopted:
             raise errors.MisuseError(f"Trial {spec.trial_id} has a run already; start another when it has ended.")
         self._begin(spec, 1)
 
     def handle(self, trial_id: int) -> Handle | None:
-        """Return the shim of a run; None if there is none, or none yet."""
         run = self._runs.get(trial_id)
         return None if run is None or run.shim is None else run.shim.process.to_json()
 
     def stop(self, trial_id: int) -> None:
-        """Ask a run to save and end; it is killed after its grace period. Ignores a trial without a run.
-
-        A run that was adopted has been asked by the end of its runner.
-        """
+        """Ask a run to save and end. One that was adopted has been asked by the end of its runner."""
         if (run := self._runs.get(trial_id)) is not None:
             run.wanted = run.wanted or EndReason.STOPPED
             run.channel.send({"order": "stop"})
 
     def kill(self, trial_id: int) -> None:
-        """End a run at once. Ignores a trial without a run."""
         if (run := self._runs.get(trial_id)) is not None:
             if run.wanted is not EndReason.KILLED:
                 self._events.after(self._kill_timeout_s, functools.partial(self._kill_shim, run))
@@ -87,7 +81,6 @@ class LocalExecutor:
             self._adopted[trial_id][1].kill()
 
     def poll(self, timeout_s: float | None) -> list[RunExit]:
-        """Return the runs that have ended since the last call; waits up to `timeout_s` seconds for one."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -98,10 +91,9 @@ class LocalExecutor:
                 return exits
 
     def adopt(self, spec: RunSpec, handle: Handle | None = None) -> None:
-        """Take over a run that an earlier runner started; `poll` reports its exit.
+        """Take over a run of an earlier runner, which stops by itself, since that runner is gone.
 
-        It stops by itself, since its runner is gone. One that was never started counts as killed. Its folder says more
-        than the handle, which may not have been stored.
+        The folder of the run says more than the handle, which may not have been stored.
         """
         found = find_shim(spec, handle)
         if isinstance(found, RunExit):

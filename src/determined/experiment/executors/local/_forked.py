@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import os
 import pathlib
 import signal
@@ -34,19 +33,12 @@ class StartupPipe:
         os.close(_STARTUP)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Forked:
-    """The parent's side: the child, and what it writes."""
+def fork(body: Callable[[StartupPipe], None]) -> tuple[int, int, int, int]:
+    """Run `body` in a child with nothing open but its output, which ends when this process does.
 
-    pid: int
-    stdout: int
-    stderr: int
-    startup: int
-    """Has the reason if the child could not start; ends when it has."""
-
-
-def fork(body: Callable[[StartupPipe], None]) -> Forked:
-    """Run `body` in a child with nothing open but its output, which ends when this process does."""
+    Returns its id and the pipes of its output, its errors and its startup. The last has the reason if the child could
+    not start, and ends when it has started.
+    """
     parent = os.getpid()
     pipes = [os.pipe() for _ in range(3)]
     with signals_blocked():
@@ -55,7 +47,8 @@ def fork(body: Callable[[StartupPipe], None]) -> Forked:
             _run(parent, [writer for _, writer in pipes], body)
     for _, writer in pipes:
         os.close(writer)
-    return Forked(pid, *(reader for reader, _ in pipes))
+    stdout, stderr, startup = (reader for reader, _ in pipes)
+    return pid, stdout, stderr, startup
 
 
 def _run(parent: int, writers: list[int], body: Callable[[StartupPipe], None]) -> NoReturn:

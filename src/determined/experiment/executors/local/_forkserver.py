@@ -109,11 +109,10 @@ class _Server:
         self._events.watch(self._signals, self._on_child)
         self._shims: set[int] = set()
         self._is_open = True
-        self._is_warm = False
+        self._has_imported = False
         self._hunts = False
 
     def run(self) -> None:
-        """Serve until the end."""
         while self._is_open or self._shims or self._hunts:
             self._events.run_once()
 
@@ -123,8 +122,8 @@ class _Server:
             self._events.unwatch(self._control)
             self._is_open = False
             return
-        if kind == _CLASS and not self._is_warm:
-            self._is_warm = True
+        if kind == _CLASS and not self._has_imported:
+            self._has_imported = True
             _import_libraries(self._libraries)
         self._fork(socket.socket(fileno=fds[0]))
 

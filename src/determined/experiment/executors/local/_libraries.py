@@ -1,4 +1,4 @@
-"""Which libraries a program needs, so that the warm process can import them before its trials are forked."""
+"""Which libraries a program needs, so that the forkserver imports them before it forks trials."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 FORKABLE = frozenset({"PIL", "joblib", "numpy", "pandas", "scipy", "sklearn", "torch", "torchvision", "tqdm", "yaml"})
 """Libraries after whose import a process can be forked: no GPU is touched, and there are no threads but those of
-OpenBLAS, which start anew in a fork."""
+OpenBLAS, which start again in a fork."""
 
 
 def libraries_of(code: pathlib.Path) -> list[str]:

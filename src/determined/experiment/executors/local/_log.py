@@ -74,7 +74,6 @@ class LogFile:
         self._lost = 0
 
     def write(self, stream: str, lines: list[str]) -> None:
-        """Add lines that came now."""
         if not lines:
             return
         head = f"{stamp(time.time())}\t"
@@ -89,7 +88,6 @@ class LogFile:
             self._lost += len(lines)
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._file)
 
     def _put(self, data: bytes) -> bool:
@@ -114,11 +112,9 @@ class LogOutput(Output):
         self.last_lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
 
     def write(self, lines: list[bytes]) -> None:
-        """Store lines."""
         self._store(self._screen.see(lines, time.monotonic()))
 
     def write_last(self, lines: list[bytes]) -> None:
-        """Store the last line."""
         self._store(self._screen.end(lines))
 
     def _store(self, lines: list[str]) -> None:

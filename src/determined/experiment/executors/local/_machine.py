@@ -14,7 +14,7 @@ from determined import errors
 SLOTS_VARIABLE = "DET_SLOTS"
 """Environment variable: how many slots a machine without GPUs has."""
 
-_ASKING = 20.0
+_LIST_TIMEOUT_S = 20.0
 _LISTED_GPU = re.compile(r"GPU (\d+):.*\(UUID: (GPU-[^)]+)\)")
 _LISTED_PART = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)")
 _FIRST_PART = 1000
@@ -93,7 +93,9 @@ def _number_of(uuid: str, listed: Mapping[str, int]) -> int:
 def _listed_gpus() -> dict[str, int]:
     """Return the numbers of all GPUs of the machine, and of the parts into which they are divided, by UUID."""
     try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_ASKING, check=False)
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_LIST_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return {}
     lines = listed.stdout.splitlines() if listed.returncode == 0 else []

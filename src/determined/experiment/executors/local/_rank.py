@@ -28,16 +28,15 @@ class Rank:
     def __init__(self, number: int, spec: RunSpec, patterns: Patterns, body: Body) -> None:
         self.number = number
         self._file = LogFile(spec.files.log(number))
-        forked = fork(body)
-        self.pid = forked.pid
-        self.startup = forked.startup
+        self.pid, stdout, stderr, self.startup = fork(body)
         os.set_blocking(self.startup, False)
-        pipes = {"stdout": forked.stdout, "stderr": forked.stderr}
-        self.outputs = [LogOutput(pipe, stream, self._file, patterns.check) for stream, pipe in pipes.items()]
+        self.outputs = [
+            LogOutput(stdout, "stdout", self._file, patterns.check),
+            LogOutput(stderr, "stderr", self._file, patterns.check),
+        ]
 
     @property
     def last_lines(self) -> list[str]:
-        """The end of its error output."""
         return list(self.outputs[1].last_lines)
 
     def startup_problem(self) -> str:
@@ -52,17 +51,14 @@ class Rank:
         self._file.write("stderr", [text])
 
     def exit(self, code: int, by_supervisor: bool, overdue: str) -> RankExit:
-        """Return its exit, which has just come."""
         errors = self.outputs[1]
         return RankExit(self.number, code, time.monotonic(), by_supervisor, errors.traceback_at, errors.blamed, overdue)
 
     def drain(self) -> None:
-        """Store what is left of its output."""
         for output in self.outputs:
             output.drain()
 
     def close(self) -> None:
-        """Close its pipes and its log."""
         for output in self.outputs:
             os.close(output.pipe)
         os.close(self.startup)
