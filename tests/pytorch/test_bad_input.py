@@ -124,7 +124,7 @@ def checkpoint_path_of_a_file() -> None:
     train(latest_checkpoint=__file__)
 
 
-@mistake(errors.InvalidCheckpointException, "not a whole checkpoint", "manifest.json")
+@mistake(errors.InvalidCheckpointException, "not a complete checkpoint", "manifest.json")
 def checkpoint_path_of_some_folder() -> None:
     train(latest_checkpoint=pathlib.Path(__file__).parent)
 

@@ -41,9 +41,8 @@ def staged(target: pathlib.Path) -> Iterator[pathlib.Path]:
         if target.exists():
             target.rmdir()  # only an empty folder goes, and Windows renames over none
         os.rename(staging, target)
-    except BaseException:
+    finally:
         shutil.rmtree(staging, ignore_errors=True)
-        raise
 
 
 def _require_same(saved: SavedCheckpoint, target: pathlib.Path, sizes: Mapping[str, int]) -> None:

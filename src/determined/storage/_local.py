@@ -121,7 +121,7 @@ class FolderStore:
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(staging))
                 stack.enter_context(locked(staging))
                 staging.mkdir(mode=0o700)
-                stack.enter_context(_removed_after_failure(staging))
+                stack.callback(shutil.rmtree, staging, ignore_errors=True)  # a commit has left nothing of it
             yield
 
     def _make_root(self) -> None:
@@ -183,15 +183,6 @@ def _link_or_copy(source: str, target: str) -> None:
 
 
 @contextlib.contextmanager
-def _removed_after_failure(folder: pathlib.Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-@contextlib.contextmanager
 def errors_naming(folder: pathlib.Path) -> Iterator[None]:
     """Turn what the file system refuses into an error that names the folder and the remedy."""
     try:
@@ -249,9 +240,8 @@ def _checked(checkpoint_id: str) -> str:
 
 def _close_to_others(folder: pathlib.Path) -> None:
     """Let nobody but the owner read a checkpoint: it may hold data that the model has memorized."""
-    for parent, folders, _ in os.walk(folder, onerror=raise_error):
-        for name in folders:
-            pathlib.Path(parent, name).chmod(0o700)
+    for parent, _, _ in os.walk(folder, onerror=raise_error):
+        os.chmod(parent, 0o700)
     for path in walk(folder):
         path.chmod(0o600)
 

@@ -47,15 +47,13 @@ class Manifest(NamedTuple):
         """Return the manifest that a folder holds, or refuse what is none."""
         path = folder / MANIFEST_FILE
         if not path.is_file() or path.is_symlink():
-            raise errors.InvalidCheckpointException(
-                f"{folder} has no {MANIFEST_FILE}, so it is not a whole checkpoint; use another one."
-            )
+            raise _unusable(folder, f"has no {MANIFEST_FILE}, so it is not a complete checkpoint")
         if path.stat().st_size > _LARGEST_MANIFEST:
-            raise errors.InvalidCheckpointException(f"{path} is larger than any manifest; use another checkpoint.")
+            raise _unusable(path, "is larger than any manifest")
         try:
             return _parsed(path.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
-            raise errors.InvalidCheckpointException(f"{path} is no use: {error}; use another checkpoint.") from error
+            raise _unusable(path, f"cannot be used: {error}") from error
 
     def write(self, folder: pathlib.Path) -> None:
         """Write the manifest into a folder."""
@@ -136,30 +134,25 @@ def _check_presence(folder: pathlib.Path, name: str, entry: Entry) -> None:
     try:
         found = path.lstat()
     except OSError as error:
-        raise errors.InvalidCheckpointException(
-            f"{path} is missing ({error.strerror}); use another checkpoint."
-        ) from error
+        raise _unusable(path, f"is missing ({error.strerror})") from error
     if not stat.S_ISREG(found.st_mode) or not path.resolve().is_relative_to(folder.resolve()):
-        raise errors.InvalidCheckpointException(f"{path} is not a plain file of the checkpoint; use another one.")
+        raise _unusable(path, "is not a plain file of the checkpoint")
     if found.st_size != entry.size:
-        raise errors.InvalidCheckpointException(
-            f"{path} is damaged: it has {found.st_size} bytes, and had {entry.size} when it was saved; "
-            "use another checkpoint."
-        )
+        raise _unusable(path, f"is damaged: it has {found.st_size} bytes, and had {entry.size} when it was saved")
 
 
 def _check_contents(path: pathlib.Path, expected: Entry, pieces: Sequence[Future[int]]) -> None:
     try:
         actual = _joined([piece.result() for piece in pieces], expected.size)
     except OSError as error:
-        raise errors.InvalidCheckpointException(
-            f"{path} cannot be read ({error.strerror}); use another checkpoint."
-        ) from error
+        raise _unusable(path, f"cannot be read ({error.strerror})") from error
     if actual != expected.crc32:
-        raise errors.InvalidCheckpointException(
-            f"{path} is damaged: its checksum is {actual:08x}, and was {expected.crc32:08x} when it was saved; "
-            "use another checkpoint."
-        )
+        was = f"and was {expected.crc32:08x} when it was saved"
+        raise _unusable(path, f"is damaged: its checksum is {actual:08x}, {was}")
+
+
+def _unusable(path: pathlib.Path, why: str) -> errors.InvalidCheckpointException:
+    return errors.InvalidCheckpointException(f"{path} {why}; use another checkpoint.")
 
 
 def _entry(path: pathlib.Path) -> Entry:
@@ -189,7 +182,7 @@ def _joined(pieces: Sequence[int], size: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _shift(size: int) -> int:
-    """Return x to the number of bits in so many bytes: times it, a CRC-32 is that before so many zeros."""
+    """Return x to the power of the bits in `size` bytes: a CRC-32 times it is the CRC-32 with `size` zeros appended."""
     power, square = _ONE, _X_TO_8
     while size:
         if size & 1:

@@ -127,7 +127,7 @@ def test_chief_that_never_comes_is_named_with_its_address() -> None:
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf"])
 def test_impossible_timeouts_are_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DET_DISTRIBUTED_TIMEOUT", value)
-    with pytest.raises(ValueError, match=f"DET_DISTRIBUTED_TIMEOUT='{value}' is no time"):
+    with pytest.raises(ValueError, match=f"DET_DISTRIBUTED_TIMEOUT='{value}': pass a number of seconds"):
         core.DistributedContext.single()
 
 

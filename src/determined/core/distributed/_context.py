@@ -211,14 +211,24 @@ class DistributedContext:
 
 def timeout_seconds(timeout: float | None = None) -> float:
     """Return how long to wait for other ranks: `timeout`, else `DET_DISTRIBUTED_TIMEOUT`, else 1800 seconds."""
-    text = os.environ.get(TIMEOUT_VARIABLE) if timeout is None else None
-    given = f"DistributedContext(timeout={timeout!r})" if text is None else f"{TIMEOUT_VARIABLE}={text!r}"
+    if timeout is None:
+        return seconds_of(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S)
+    return _checked_seconds(f"DistributedContext(timeout={timeout!r})", timeout, DEFAULT_TIMEOUT_S)
+
+
+def seconds_of(variable: str, default: float, above: float = 0.0) -> float:
+    """Return the seconds that an environment variable sets, which must be more than `above`."""
+    text = os.environ.get(variable)
+    return _checked_seconds(f"{variable}={text!r}", text or default, default, above)
+
+
+def _checked_seconds(given: str, value: Any, example: float, above: float = 0.0) -> float:
     try:
-        seconds = float(text or (DEFAULT_TIMEOUT_S if timeout is None else timeout))
+        seconds = float(value)
     except (TypeError, ValueError):
         seconds = math.nan
-    if not 0 < seconds < threading.TIMEOUT_MAX:
-        raise ValueError(f"{given} is no time to wait for other ranks; give a positive number, such as 1800.")
+    if not above < seconds < threading.TIMEOUT_MAX:
+        raise ValueError(f"{given}: pass a number of seconds above {above:g}, such as {example:g}.")
     return seconds
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import math
 import os
 import sys
@@ -15,7 +14,7 @@ from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 from determined import errors
-from determined.core.distributed._context import DistributedContext
+from determined.core.distributed._context import DistributedContext, seconds_of
 from determined.core.distributed._exchange import Event, Exchange
 from determined.core.distributed._lifeline import CLOSED
 
@@ -157,7 +156,7 @@ class HealthMonitor:
     def start(self, on_abort: Callable[[BaseException], None]) -> None:
         """Begin to watch. `on_abort` is called before another thread than the main one ends this process."""
         self._on_abort = on_abort
-        self._exchange.listen(self, peer_timeout_seconds())
+        self._exchange.listen(self, seconds_of(PEER_TIMEOUT_VARIABLE, 120.0, above=2.0))
         self._thread.start()
 
     @contextlib.contextmanager
@@ -281,18 +280,6 @@ class HealthMonitor:
         os._exit(0 if failure.invalid_hp else 1)
 
 
-def peer_timeout_seconds() -> float:
-    """Return how many seconds a rank may be silent before it counts as lost."""
-    text = os.environ.get(PEER_TIMEOUT_VARIABLE, "")
-    try:
-        seconds = float(text or 120)
-    except ValueError:
-        seconds = 0.0
-    if not 2 < seconds < math.inf:
-        raise ValueError(f"{PEER_TIMEOUT_VARIABLE}={text!r}: pass a number of seconds above 2, such as 120.")
-    return seconds
-
-
 def _may_follow_from_others(error: BaseException) -> bool:
     """Return whether another rank's failure may have caused an error: it is one of communication."""
     if isinstance(error, errors.PeerLostException):
@@ -309,9 +296,7 @@ def _main_frame() -> FrameType | None:
 
 
 def _stack_of_main_thread() -> str:
-    output = io.StringIO()
-    traceback.print_stack(_main_frame(), file=output)
-    return output.getvalue()
+    return "".join(traceback.format_stack(_main_frame()))
 
 
 def _stack_of_user_code() -> str | None:
