@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -102,6 +103,26 @@ def temporary(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     yield
     assert list(folder.glob("copy-*")) == []
+
+
+TAPE = """
+import pathlib
+from determined.storage import FolderStore
+from determined.storage._base import section_types, url_schemes
+section_types["tape"] = lambda section: FolderStore(pathlib.Path("/tapes", section["name"]))
+url_schemes["tape"] = lambda url: FolderStore(pathlib.Path("/tapes", url.removeprefix("tape://")))
+"""
+
+
+def test_storage_is_one_module_to_add(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "_tape.py").write_text(TAPE)
+    monkeypatch.setattr(storage, "__path__", [*storage.__path__, str(tmp_path)])
+    for registry in (_base.section_types, _base.url_schemes):
+        monkeypatch.setitem(registry, "tape", None)  # removed after the test
+    monkeypatch.setitem(sys.modules, "determined.storage._tape", None)
+    del sys.modules["determined.storage._tape"]
+    assert storage.store_for("tape://blue", home().checkpoints).location == "/tapes/blue"
+    assert storage.store_for({"type": "tape", "name": "red"}, home().checkpoints).location == "/tapes/red"
 
 
 @pytest.mark.parametrize("location", ["memory://bucket", {"type": "memory", "save_trial_best": 1}])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import pathlib
@@ -11,7 +10,7 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any
 
-from determined import errors
+from determined import errors, storage
 from determined.storage._base import CheckpointStore, SavedCheckpoint, section_types, url_schemes
 from determined.storage._local import FolderStore, open_folder
 
@@ -77,9 +76,7 @@ def _from_section(section: Mapping[str, Any], default: pathlib.Path) -> Checkpoi
     return section_types[kind](section)
 
 
-@functools.cache
 def _import_stores() -> None:
     """Import the modules of this package, so that each store has registered itself."""
-    package = importlib.import_module(__package__)
-    for module in pkgutil.iter_modules(package.__path__, f"{__package__}."):
+    for module in pkgutil.iter_modules(storage.__path__, f"{storage.__name__}."):
         importlib.import_module(module.name)

@@ -31,11 +31,18 @@ FORMAT = "resolute-1"
 class Saved(NamedTuple):
     """A checkpoint that was read."""
 
-    uuid: str
-    location: str
-    path: pathlib.Path
-    """The folder with its files, on this machine."""
+    source: storage.SavedCheckpoint
     state: dict[str, Any]
+
+    @property
+    def uuid(self) -> str:
+        """Its id."""
+        return self.source.id
+
+    @property
+    def path(self) -> pathlib.Path:
+        """The folder with its files, on this machine."""
+        return self.source.folder
 
     @property
     def batches_trained(self) -> int:

@@ -46,13 +46,12 @@ def find(
     # A managed trial has one program and one set of hyperparameters; one that starts from another's may change them.
     description = checkpoint_format.run_description(context, trial_class) if services.info is None else None
     saved = _find(services, os.fspath(checkpoint), description, opened) if ranks.is_chief else None
-    found = ranks.broadcast(None if saved is None else (saved.uuid, saved.location))
-    if found is None:
+    location = ranks.broadcast(None if saved is None else saved.source.location)
+    if location is None:
         return None
     if saved is None:  # found and verified by the chief
-        uuid, location = found
-        folder = opened.enter_context(storage.open_at(location)).folder
-        saved = Saved(uuid, location, folder, checkpoint_format.read(folder))
+        source = opened.enter_context(storage.open_at(location))
+        saved = Saved(source, checkpoint_format.read(source.folder))
     steps = reported = 0
     if not is_of_another_trial(services, saved):
         steps = saved.batches_trained
@@ -103,9 +102,9 @@ def load_weights(context: PyTorchTrialContext, trial_class: type, saved: Saved) 
 
 def is_of_another_trial(services: Context, saved: Saved) -> bool:
     """Return whether a managed trial starts at batch 0 with the weights of another one (a warm start)."""
-    if services.info is None or not (saved.path / storage.MANIFEST_FILE).exists():
+    if services.info is None or not saved.source.has_manifest:
         return False
-    origin, own = storage.Manifest.read(saved.path).origin, services.recorder.origin
+    origin, own = saved.source.manifest.origin, services.recorder.origin
     return "trial_id" in origin and any(origin.get(name) != own[name] for name in ("database", "trial_id"))
 
 
@@ -215,8 +214,8 @@ def _continued(
     return alike
 
 
-def _read(saved: storage.SavedCheckpoint) -> Saved:
-    folder = saved.folder
+def _read(source: storage.SavedCheckpoint) -> Saved:
+    folder = source.folder
     checkpoint_format.verify(folder)
     state = checkpoint_format.read(folder)
     if missing := [key for key in ("loop", "rng_state") if key not in state]:
@@ -226,4 +225,4 @@ def _read(saved: storage.SavedCheckpoint) -> Saved:
         )
     with checkpoint_format.reading(folder):
         run_state.check(state["loop"])
-    return Saved(saved.id, saved.location, folder, state)
+    return Saved(source, state)
