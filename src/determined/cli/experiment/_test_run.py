@@ -40,8 +40,8 @@ def try_out(config: ExperimentConfig, folder: pathlib.Path, includes: Iterable[p
 def _say(result: TestRun, seconds: float) -> None:
     from determined.experiment.executors import EndReason
 
-    if result.ended.reason is not EndReason.COMPLETED:
-        typer.echo(f"Error: the test failed: {plain_lines(result.ended.message, limit=2000)}", err=True)
+    if result.exit.reason is not EndReason.COMPLETED:
+        typer.echo(f"Error: the test failed: {plain_lines(result.exit.message, limit=2000)}", err=True)
         raise typer.Exit(1)
     for report in result.reports:
         typer.echo(f"{_output.plain(report.group)}: {_output.plain(tracking.encode_json(report.metrics), limit=1000)}")
