@@ -17,6 +17,7 @@ from determined.experiment import SearchReplay
 from determined.experiment import config as configs
 from determined.experiment.executors import EndReason, Handle, Placement, RunExit, RunSpec
 from determined.experiment.runner._run_specs import CheckpointFinder, RunSpecs
+from determined.experiment.runner._state import Rules
 from determined.experiment.runner.driver import POLL_S, Driver
 from determined.tracking import (
     ExperimentDescription,
@@ -175,10 +176,15 @@ class Simulation:
     slots: OwnSlots
 
     def driver(self) -> Driver:
-        search = SearchReplay(self.config, self.store, self.home.path)
-        specs = RunSpecs(self.experiment_id, self.config, self.home, self.slots.device)
-        finder = CheckpointFinder(self.experiment_id, self.home)
-        return Driver(self.config, self.store, search, self.slots, self.executor, specs, finder)
+        return Driver(
+            rules=Rules.of(self.config, self.slots.capacity),
+            store=self.store,
+            search=SearchReplay(self.config, self.store, self.home.path),
+            allocator=self.slots,
+            executor=self.executor,
+            specs=RunSpecs(self.experiment_id, self.config, self.home, self.slots.device),
+            finder=CheckpointFinder(self.experiment_id, self.home),
+        )
 
     def run(self) -> RunState:
         return self.driver().run()

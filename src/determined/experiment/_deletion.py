@@ -27,11 +27,11 @@ def delete_checkpoint(uuid: str, at: Home | None = None) -> CheckpointRecord:
     records = TrackingReader(place.database)
     found = records.checkpoint(uuid)
     if found.state is CheckpointState.DELETED:
-        raise errors.TrackingException(
+        raise errors.ConflictException(
             f"checkpoint {found.uuid} was deleted before; `det checkpoint list` shows those that are COMPLETED."
         )
     if found.uuid in records.registered_checkpoints():
-        raise errors.TrackingException(
+        raise errors.ConflictException(
             f"checkpoint {found.uuid} cannot be deleted: it is a version of a model; delete that version first: "
             "client.get_model(NAME).get_version(NUMBER).delete() in Python, with `from determined.experimental import "
             "client`."
@@ -84,7 +84,7 @@ def _require_no_source(
         searcher = (experiment.config or {}).get("searcher") or {}
         source = searcher.get("source_checkpoint_uuid")
         if source in to_delete and experiment.ended is None and experiment.id != but:
-            raise errors.TrackingException(
+            raise errors.ConflictException(
                 f"{what} cannot be deleted: the trials of experiment {experiment.id} begin with checkpoint {source}; "
                 f"wait for its end, or end it by `det experiment cancel {experiment.id}`."
             )

@@ -112,13 +112,13 @@ def reopen(
 def _trials_to_continue(store: ExperimentStore) -> list[int]:
     id, state = store.experiment_id, store.control().state
     if not state.is_final:
-        raise errors.TrackingException(
+        raise errors.ConflictException(
             f"experiment {id} has not ended ({state.value}); `det experiment activate {id}` runs it."
         )
     trials = store.trials()
     found = [trial.id for trial in trials if trial.state is not RunState.COMPLETED or len(trials) == 1]
     if not found:
-        raise errors.TrackingException(f"all trials of experiment {id} have completed; there is nothing to continue.")
+        raise errors.ConflictException(f"all trials of experiment {id} have completed; there is nothing to continue.")
     return found
 
 
@@ -131,7 +131,7 @@ def wait(experiment_id: int, timeout: float | None = None, at: Home | None = Non
     with _open(experiment_id, at) as store:
         while not (state := store.control().state).is_final or _is_run(store):
             if not _is_run(store) and not store.control().state.is_final:
-                raise errors.TrackingException(
+                raise errors.ConflictException(
                     f"experiment {experiment_id} is {state.value}, and nobody runs it, so it will not end; "
                     f"`det experiment activate {experiment_id}` goes on with it."
                 )
@@ -185,7 +185,7 @@ def _require_runner(experiment_id: int, at: Home | None, slots: int | None = Non
             time.sleep(_POLL_S / 10)
         if (found := store.runner()) is not None and not found.is_gone:
             if store.control().state is RunState.PAUSED:
-                raise errors.TrackingException(
+                raise errors.ConflictException(
                     f"experiment {experiment_id} is PAUSED, but process {found.pid} on {found.host!r} has not "
                     "released it; end that process. If it is gone, try again in two minutes, or at once with --force."
                 )

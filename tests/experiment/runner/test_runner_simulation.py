@@ -315,7 +315,7 @@ def test_trials_make_room_when_others_need_it_and_go_on_later(tmp_path: pathlib.
 
     def share(slots: int | None) -> None:
         simulation.slots.allowed = slots
-        driver._allowance_at = 0.0
+        driver.allowance_at = 0.0
 
     driver = simulation.driver()
     asked(simulation, 5.0, lambda: share(1))

@@ -24,6 +24,7 @@ from determined.experiment.executors import SLOTS_VARIABLE, Executor, LocalAlloc
 from determined.experiment.runner._disk_space import when_there_is_space
 from determined.experiment.runner._run_specs import CheckpointFinder, RunSpecs
 from determined.experiment.runner._search_replay import SearchReplay
+from determined.experiment.runner._state import Rules
 from determined.experiment.runner.driver import Driver
 from determined.tracking import Desired, ExperimentStore, RunState, Slots, TrackingReader
 
@@ -59,11 +60,16 @@ def _run(config: configs.ExperimentConfig, store: ExperimentStore, home: Home, g
         slots = stack.enter_context(Slots(home.database))
         executor = given or stack.enter_context(LocalExecutor())
         allocator = LocalAllocator(slots, machine, id, config.resources.slots_per_trial)
-        specs = RunSpecs(id, config, home, allocator.device, source)
-        finder = CheckpointFinder(id, home)
         while True:
-            search = SearchReplay(config, store, home.code(id))
-            driver = Driver(config, store, search, allocator, executor, specs, finder)
+            driver = Driver(
+                rules=Rules.of(config, allocator.capacity),
+                store=store,
+                search=SearchReplay(config, store, home.code(id)),
+                allocator=allocator,
+                executor=executor,
+                specs=RunSpecs(id, config, home, allocator.device, source),
+                finder=CheckpointFinder(id, home),
+            )
             with _leaving_on_signals(driver):
                 state = driver.run()
             # Whoever activates an experiment just before it is PAUSED relies on the runner that it still has.
