@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from determined import _home, errors, storage
 from determined._home import Home, make_private
 from determined.experiment import _code
-from determined.experiment._results import pinned, source_checkpoint
+from determined.experiment._source import pinned, source_checkpoint
 from determined.experiment.config import ExperimentConfig
 from determined.experiment.executors import Machine, this_machine
 from determined.experiment.search import Search

@@ -15,7 +15,7 @@ from determined._home import Home
 from determined.experiment import _code
 from determined.experiment._create import check
 from determined.experiment._download import open_checkpoint
-from determined.experiment._results import source_checkpoint
+from determined.experiment._source import source_checkpoint
 from determined.experiment.config import ExperimentConfig, from_map
 from determined.experiment.executors import EndReason, InlineExecutor, RunExit, RunSpec, this_machine
 from determined.experiment.executors._environment import base_environment, command_of, run_environment

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from determined import errors, storage
 from determined._home import Home
 from determined.core.checkpoint_gc import expired_checkpoints
-from determined.experiment import _deletion
+from determined.experiment import _cleanup
 from determined.experiment.config import ExperimentConfig, from_map
 from determined.storage import Retention
 from determined.tracking import CheckpointRecord, CheckpointState, TrackingReader
@@ -84,7 +84,7 @@ def conclude(experiment_id: int, config: ExperimentConfig, home: Home) -> list[s
     store = storage.store_for(section, home.checkpoints)
     metric = (config.searcher.metric, config.searcher.smaller_is_better)
     found = expired_checkpoints(TrackingReader(home.database), store.list(), experiment_id, keep, metric)
-    _deletion.remove_checkpoints(found, home)
+    _cleanup.remove_checkpoints(found, home)
     if found:
         logger.info("%d checkpoints need not stay, and were deleted", len(found))
     remove_expired_logs(home)
