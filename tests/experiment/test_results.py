@@ -228,7 +228,7 @@ def test_limits_that_people_set_change_only_if_the_config_does(workshop: Worksho
 
 UNCHANGEABLE = {
     "hyperparameters.lr=1": "cannot be continued with hyperparameters",
-    "searcher.metric=accuracy": "only max_length can change",
+    "searcher.metric=accuracy": "only its max_length can change",
     "reproducibility.experiment_seed=4": "cannot be continued with reproducibility",
     "entrypoint=program:Other": "instead of 'program:Told'",
     "name=other": "use `det experiment set name`",

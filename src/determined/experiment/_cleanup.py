@@ -1,13 +1,18 @@
-"""Delete checkpoints and whole experiments, with their files."""
+"""Delete checkpoints, whole experiments, and the files that expire when an experiment ends."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import pathlib
 import shutil
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 
-from determined import errors, storage
-from determined._home import Home, home
+from determined import _home, errors, storage
+from determined._home import Home
+from determined.core.checkpoint_gc import expired_checkpoints
+from determined.experiment.config import ExperimentConfig
 from determined.tracking import (
     Catalog,
     CheckpointDeleted,
@@ -17,14 +22,18 @@ from determined.tracking import (
     TrialWriter,
 )
 
+logger = logging.getLogger("determined.experiment")
+
+_DAY_S = 86400.0
+
 
 def delete_checkpoint(uuid: str, at: Home | None = None) -> CheckpointRecord:
-    """Delete a checkpoint and its files for good; returns what was on record of it.
+    """Delete a checkpoint and its files for good; returns its record.
 
-    `TrackingException` if it is a version of a model, or if trials of an experiment that has not ended begin with it.
+    `ConflictException` if it is a version of a model, or the source of an experiment that has not ended.
     """
-    place = at or home()
-    records = TrackingReader(place.database)
+    home = at or _home.home()
+    records = TrackingReader(home.database)
     found = records.checkpoint(uuid)
     if found.state is CheckpointState.DELETED:
         raise errors.ConflictException(
@@ -37,36 +46,36 @@ def delete_checkpoint(uuid: str, at: Home | None = None) -> CheckpointRecord:
             "client`."
         )
     _require_no_source(records, [found], f"checkpoint {found.uuid}")
-    remove_checkpoints([found], place)
+    remove_checkpoints([found], home)
     return found
 
 
 def delete(experiment_id: int, at: Home | None = None, *, force: bool = False) -> None:
     """Delete an experiment: its record, checkpoints, program, logs and TensorBoard files.
 
-    `TrackingException` while it runs, or may run on another machine (then `force` deletes it), while one of its
-    checkpoints is a version of a model, and while trials of another experiment are to begin with one.
+    `ConflictException` while it runs, or may run on another machine (then `force` deletes it), while one of its
+    checkpoints is a version of a model, and while one is the source of another experiment.
     """
-    place = at or home()
-    catalog, records = Catalog(place.database), TrackingReader(place.database)
+    home = at or _home.home()
+    catalog, records = Catalog(home.database), TrackingReader(home.database)
     catalog.require_deletable(experiment_id, force=force)
     present = [one for one in records.checkpoints(experiment_id) if one.state is CheckpointState.COMPLETED]
     _require_no_source(records, present, f"experiment {experiment_id}", but=experiment_id)
-    # The record last: as long as it is there, what an interruption has left can be deleted by another try.
-    remove_checkpoints(present, place)
-    for folder in (place.experiment(experiment_id), place.tensorboards(experiment_id)):
+    # The record last: as long as it is there, an interrupted deletion can be repeated.
+    remove_checkpoints(present, home)
+    for folder in (home.experiment(experiment_id), home.tensorboards(experiment_id)):
         with storage.errors_naming(folder), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(folder)
     catalog.delete_experiment(experiment_id, force=force)
 
 
-def remove_checkpoints(checkpoints: Sequence[CheckpointRecord], place: Home) -> None:
-    """Remove checkpoints of an experiment: first from the record, so that none on record is ever half there."""
+def remove_checkpoints(checkpoints: Sequence[CheckpointRecord], home: Home) -> None:
+    """Remove checkpoints of an experiment: first from the record, so that none on record is incomplete."""
     if not checkpoints:
         return
     first = checkpoints[0]
-    with TrialWriter.attach(place.database, first.experiment_id, first.trial_id) as recorder:
-        recorder.write([CheckpointDeleted(uuid=one.uuid) for one in checkpoints])
+    with TrialWriter.attach(home.database, first.experiment_id, first.trial_id) as writer:
+        writer.write([CheckpointDeleted(uuid=one.uuid) for one in checkpoints])
     for one in checkpoints:
         store, checkpoint_id = storage.locate(one.path)
         with contextlib.suppress(errors.CheckpointNotFoundException):
@@ -76,7 +85,7 @@ def remove_checkpoints(checkpoints: Sequence[CheckpointRecord], place: Home) -> 
 def _require_no_source(
     records: TrackingReader, checkpoints: Iterable[CheckpointRecord], what: str, but: int | None = None
 ) -> None:
-    """Refuse to delete what trials of an experiment that has not ended are to begin with."""
+    """Refuse to delete the source of an experiment that has not ended."""
     to_delete = {one.uuid for one in checkpoints}
     if not to_delete & records.experiment_sources():
         return
@@ -88,3 +97,37 @@ def _require_no_source(
                 f"{what} cannot be deleted: the trials of experiment {experiment.id} begin with checkpoint {source}; "
                 f"wait for its end, or end it by `det experiment cancel {experiment.id}`."
             )
+
+
+def conclude(experiment_id: int, config: ExperimentConfig, home: Home) -> list[str]:
+    """Delete the checkpoints that an ended experiment does not keep, whose ids are returned, and expired logs."""
+    section = config.to_dict()["checkpoint_storage"]
+    keep = storage.Retention.of_section(section) or storage.Retention()
+    store = storage.store_for(section, home.checkpoints)
+    metric = (config.searcher.metric, config.searcher.smaller_is_better)
+    found = expired_checkpoints(TrackingReader(home.database), store.list(), experiment_id, keep, metric)
+    remove_checkpoints(found, home)
+    if found:
+        logger.info("deleted %d checkpoints that the experiment does not keep", len(found))
+    remove_expired_logs(home)
+    return [one.uuid for one in found]
+
+
+def remove_expired_logs(home: Home, now: float | None = None) -> list[pathlib.Path]:
+    """Delete the logs of experiments that ended more than their `log_retention_days` ago; returns the files."""
+    now, removed = time.time() if now is None else now, []
+    for experiment in TrackingReader(home.database).experiments(include_archived=True):
+        days = _log_retention_days(experiment.config)
+        if days is None or experiment.ended is None or now < experiment.ended + days * _DAY_S:
+            continue
+        for log in home.logs(experiment.id):
+            log.unlink(missing_ok=True)
+            removed.append(log)
+    return removed
+
+
+def _log_retention_days(config: Mapping[str, object] | None) -> int | None:
+    """Return how many days the logs of an experiment are kept; None for forever."""
+    policy = (config or {}).get("retention_policy")
+    days = policy.get("log_retention_days") if isinstance(policy, Mapping) else None
+    return days if isinstance(days, int) and days >= 0 else None

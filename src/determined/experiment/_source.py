@@ -1,29 +1,17 @@
-"""What an experiment begins with and what it leaves: a source checkpoint, checkpoints that stay, logs that expire."""
+"""The checkpoint whose weights the trials of an experiment start from."""
 
 from __future__ import annotations
 
-import logging
-import pathlib
-import time
-from collections.abc import Mapping
-
 from determined import errors, storage
 from determined._home import Home
-from determined.core.checkpoint_gc import expired_checkpoints
-from determined.experiment import _cleanup
 from determined.experiment.config import ExperimentConfig, from_map
-from determined.storage import Retention
 from determined.tracking import CheckpointRecord, CheckpointState, TrackingReader
-
-logger = logging.getLogger("determined.experiment")
-
-_DAY = 86400.0
 
 
 def pinned(config: ExperimentConfig, home: Home) -> ExperimentConfig:
-    """Return a config that names the checkpoint of a warm start by its id, so that all trials begin alike.
+    """Return a config that names the source checkpoint by its id instead of its trial.
 
-    A trial that is named instead may go on training, and would have another latest checkpoint later.
+    The trial may train on, and would then have another latest checkpoint for later trials.
     """
     source = source_checkpoint(config, home)
     if source is None:
@@ -34,7 +22,7 @@ def pinned(config: ExperimentConfig, home: Home) -> ExperimentConfig:
 
 
 def source_checkpoint(config: ExperimentConfig, home: Home) -> str | None:
-    """Return the checkpoint whose weights all trials begin with, if the searcher names one."""
+    """Return the id of the checkpoint that all trials start from, if the searcher names one."""
     uuid, trial_id = config.searcher.source_checkpoint_uuid, config.searcher.source_trial_id
     if uuid is None and trial_id is None:
         return None
@@ -75,37 +63,3 @@ def _require_usable(found: CheckpointRecord, key: str, config: ExperimentConfig,
             "checkpoint_storage to where it is, or copy it by `det checkpoint download` and start from a script with "
             "fit(latest_checkpoint=PATH)."
         )
-
-
-def conclude(experiment_id: int, config: ExperimentConfig, home: Home) -> list[str]:
-    """Delete what need not stay after the end of an experiment: checkpoints of it, whose ids are returned, and logs."""
-    section = config.to_dict()["checkpoint_storage"]
-    keep = Retention.of_section(section) or Retention()
-    store = storage.store_for(section, home.checkpoints)
-    metric = (config.searcher.metric, config.searcher.smaller_is_better)
-    found = expired_checkpoints(TrackingReader(home.database), store.list(), experiment_id, keep, metric)
-    _cleanup.remove_checkpoints(found, home)
-    if found:
-        logger.info("%d checkpoints need not stay, and were deleted", len(found))
-    remove_expired_logs(home)
-    return [one.uuid for one in found]
-
-
-def remove_expired_logs(home: Home, now: float | None = None) -> list[pathlib.Path]:
-    """Delete the output of experiments that ended longer ago than `log_retention_days` of each; returns the files."""
-    moment, removed = time.time() if now is None else now, []
-    for experiment in TrackingReader(home.database).experiments(include_archived=True):
-        days = _log_retention_days(experiment.config)
-        if days is None or experiment.ended is None or moment < experiment.ended + days * _DAY:
-            continue
-        for log in home.logs(experiment.id):
-            log.unlink(missing_ok=True)
-            removed.append(log)
-    return removed
-
-
-def _log_retention_days(config: Mapping[str, object] | None) -> int | None:
-    """Return how many days the logs of an experiment are kept; None for forever."""
-    policy = (config or {}).get("retention_policy")
-    days = policy.get("log_retention_days") if isinstance(policy, Mapping) else None
-    return days if isinstance(days, int) and days >= 0 else None

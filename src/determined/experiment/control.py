@@ -12,11 +12,11 @@ from determined.experiment import config as configs
 from determined.experiment import runner
 from determined.experiment._cleanup import delete as delete
 from determined.experiment._cleanup import delete_checkpoint as delete_checkpoint
+from determined.experiment._cleanup import remove_expired_logs as remove_expired_logs
 from determined.experiment._continuation import continuation
 from determined.experiment._create import remove_leftovers as remove_leftovers
 from determined.experiment._create import require_slots
 from determined.experiment._download import download_checkpoint as download_checkpoint
-from determined.experiment._source import remove_expired_logs as remove_expired_logs
 from determined.experiment.executors import this_machine
 from determined.tracking import (
     Changeset,

@@ -19,7 +19,8 @@ from determined import _home, errors
 from determined._home import Home
 from determined._info import ClusterInfo, TrialInfo
 from determined.experiment import config as configs
-from determined.experiment._source import conclude, source_checkpoint
+from determined.experiment._cleanup import conclude
+from determined.experiment._source import source_checkpoint
 from determined.experiment.executors import SLOTS_VARIABLE, Executor, LocalAllocator, LocalExecutor, this_machine
 from determined.experiment.runner._disk_space import when_there_is_space
 from determined.experiment.runner._run_specs import CheckpointFinder, RunSpecs
