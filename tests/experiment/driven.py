@@ -109,7 +109,7 @@ class Experiments:
         control.wait(id, timeout, self.home)
         return id
 
-    def ledger(self, id: int) -> ExperimentStore:
+    def store(self, id: int) -> ExperimentStore:
         return ExperimentStore.open(self.home.database, id)
 
     @property
@@ -121,8 +121,8 @@ class Experiments:
 
     def runner(self, id: int) -> psutil.Process:
         """Return the process that drives an experiment."""
-        with self.ledger(id) as ledger:
-            runner = ledger.runner()
+        with self.store(id) as store:
+            runner = store.runner()
         assert runner is not None
         return psutil.Process(runner.pid)
 
@@ -150,8 +150,8 @@ class Experiments:
     def outcome(self, id: int) -> list[Any]:
         """Return what must be the same however often an experiment was interrupted."""
         found = []
-        with self.ledger(id) as ledger:
-            for trial in ledger.trials():
+        with self.store(id) as store:
+            for trial in store.trials():
                 validations = self.records.metrics(trial.id, "validation")
                 history = [(report.steps_completed, report.metrics["validation_loss"]) for report in validations]
                 found.append((trial.request_id, dict(trial.hparams), trial.seed, trial.state, history))

@@ -63,10 +63,10 @@ ELSEWHERE = RunProcess(pid=4242, host="elsewhere")
 
 def claim(workshop: Workshop, id: int, seconds_ago: float) -> None:
     """Let a runner in a container that is gone have claimed an experiment."""
-    with pytest.MonkeyPatch.context() as patch, ExperimentStore.open(workshop.home.database, id) as ledger:
+    with pytest.MonkeyPatch.context() as patch, ExperimentStore.open(workshop.home.database, id) as store:
         then = time.time() - seconds_ago
         patch.setattr(time, "time", lambda: then)
-        ledger.claim(ELSEWHERE)
+        store.claim(ELSEWHERE)
 
 
 def test_an_experiment_whose_container_is_gone_goes_on_without_force(workshop: Workshop) -> None:

@@ -64,16 +64,16 @@ def test_a_failing_trial_is_restarted_from_its_checkpoint_and_then_given_up(lab:
     assert lab.state(id) is RunState.ERROR
     assert trial.state is RunState.ERROR
     assert "batch 5 is a bad one" in (trial.reason or "")
-    with lab.ledger(id) as ledger:
-        assert [run.started_from_step for run in ledger.runs(trial.id)] == [0, 4, 4]
+    with lab.store(id) as store:
+        assert [run.started_from_step for run in store.runs(trial.id)] == [0, 4, 4]
 
 
 @pytest.mark.thorough
 def test_a_log_policy_saves_vain_restarts(lab: Experiments) -> None:
     policy = {"pattern": "something went wrong", "action": "cancel_retries"}
     id = lab.run(config(hyperparameters={"fails_at": 3}, log_policies=[policy]))
-    with lab.ledger(id) as ledger:
-        assert len(ledger.runs(1)) == 1
+    with lab.store(id) as store:
+        assert len(store.runs(1)) == 1
 
 
 @pytest.mark.thorough
@@ -81,8 +81,8 @@ def test_invalid_hyperparameters_end_a_trial_without_restarts(lab: Experiments) 
     id = lab.run(config(hyperparameters={"invalid": True}))
     (trial,) = lab.records.trials(id)
     assert "it was told to be" in (trial.reason or "")
-    with lab.ledger(id) as ledger:
-        assert len(ledger.runs(trial.id)) == 1
+    with lab.store(id) as store:
+        assert len(store.runs(trial.id)) == 1
 
 
 def test_two_ranks_train_a_trial_on_two_slots(lab: Experiments) -> None:
@@ -111,8 +111,8 @@ def test_a_paused_experiment_goes_on_where_it_was(lab: Experiments) -> None:
     eventually(lambda: not lab.processes(), 20)
     control.activate(id, lab.home)
     assert control.wait(id, 120, lab.home) is RunState.COMPLETED
-    with lab.ledger(id) as ledger:
-        first, second = ledger.runs(1)
+    with lab.store(id) as store:
+        first, second = store.runs(1)
     assert second.started_from_step >= 10
     assert first.ended is not None
 
@@ -146,8 +146,8 @@ def test_a_trial_that_ignores_a_stop_is_killed_in_the_end(lab: Experiments) -> N
     id = running_stubborn_trial(lab, preemption_timeout=1)
     control.pause(id, lab.home)
     eventually(lambda: lab.state(id) is RunState.PAUSED)
-    with lab.ledger(id) as ledger:
-        assert ledger.trials()[0].restarts == 1
+    with lab.store(id) as store:
+        assert store.trials()[0].restarts == 1
     eventually(lambda: not lab.processes(), 20)
 
 
@@ -192,10 +192,10 @@ def test_trials_whose_runner_was_killed_save_and_stop_and_go_on_later(lab: Exper
         control.wait(id, 60, lab.home)
     control.activate(id, lab.home)
     assert control.wait(id, 120, lab.home) is RunState.COMPLETED
-    with lab.ledger(id) as ledger:
-        (trial,) = ledger.trials()
+    with lab.store(id) as store:
+        (trial,) = store.trials()
         assert (trial.restarts, trial.run_id) == (0, 2)
-        assert ledger.runs(1)[1].started_from_step >= 10
+        assert store.runs(1)[1].started_from_step >= 10
 
 
 @pytest.mark.thorough
@@ -233,11 +233,11 @@ def test_the_search_is_heard_within_a_second(lab: Experiments) -> None:
     control.kill(id, lab.home)
     control.wait(id, 60, lab.home)
     delays = []
-    with lab.ledger(id) as ledger:
-        for trial in ledger.trials():
+    with lab.store(id) as store:
+        for trial in store.trials():
             if trial.state is RunState.COMPLETED:
                 decisive = lab.records.metrics(trial.id, "validation")[1]
-                ended = ledger.runs(trial.id)[-1].ended
+                ended = store.runs(trial.id)[-1].ended
                 assert ended is not None
                 delays.append(ended - decisive.time)
     assert statistics.median(delays) < 5  # the figure is the benchmark's business; a lost stop would take a minute

@@ -54,11 +54,11 @@ def test_what_a_killed_runner_left_goes_at_the_end_of_a_later_experiment(
         patch.setattr("determined.experiment.runner._process.conclude", lambda *_: None)
         id = workshop.run(settings(hyperparameters=losses(3, 1, 2, 4)))
     assert workshop.kept(id) == [1, 2, 3, 4]
-    with ExperimentStore.open(workshop.home.database, id) as ledger:
-        ledger.claim(RunProcess(pid=os.getpid(), started=1.0, host=socket.gethostname()))
+    with ExperimentStore.open(workshop.home.database, id) as store:
+        store.claim(RunProcess(pid=os.getpid(), started=1.0, host=socket.gethostname()))
         workshop.run(settings(1))
         assert workshop.kept(id) == [2, 4]
-        assert ledger.runner() is None
+        assert store.runner() is None
 
 
 def test_larger_can_be_better(workshop: Workshop) -> None:
@@ -219,10 +219,10 @@ def test_a_single_search_can_go_on_for_longer(workshop: Workshop) -> None:
 
 def test_limits_that_people_set_change_only_if_the_config_does(workshop: Workshop) -> None:
     id = workshop.run(settings(1))
-    with ExperimentStore.open(workshop.home.database, id) as ledger:
-        ledger.ask(max_slots=3, priority=5)
+    with ExperimentStore.open(workshop.home.database, id) as store:
+        store.ask(max_slots=3, priority=5)
         control.reopen(id, workshop.home, overrides=["resources.priority=7"])
-        wanted = ledger.control()
+        wanted = store.control()
     assert (wanted.max_slots, wanted.priority) == (3, 7)
 
 
@@ -311,11 +311,11 @@ def test_nothing_is_left_of_a_deleted_experiment(workshop: Workshop) -> None:
 
 def test_an_experiment_that_runs_cannot_be_deleted(workshop: Workshop) -> None:
     id = workshop.create(settings(1))
-    with ExperimentStore.open(workshop.home.database, id) as ledger:
-        ledger.claim()
+    with ExperimentStore.open(workshop.home.database, id) as store:
+        store.claim()
         with pytest.raises(errors.TrackingException, match="is at work on it"):
             control.delete(id, workshop.home)
-        ledger.release()
+        store.release()
     assert workshop.home.code(id).is_dir()
     control.delete(id, workshop.home)
     assert workshop.records.experiments() == []

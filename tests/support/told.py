@@ -129,9 +129,9 @@ class Workshop:
 
     def starts(self, id: int) -> list[int]:
         """Return the steps from which the runs of the only trial of an experiment started."""
-        with ExperimentStore.open(self.home.database, id) as ledger:
-            (trial,) = ledger.trials()
-            return [run.started_from_step for run in ledger.runs(trial.id)]
+        with ExperimentStore.open(self.home.database, id) as store:
+            (trial,) = store.trials()
+            return [run.started_from_step for run in store.runs(trial.id)]
 
     def values(self, id: int, metric: str, group: str = "validation") -> list[Any]:
         """Return the values that the only trial of an experiment reported of a metric."""

@@ -53,8 +53,8 @@ def compared(lab: Experiments, id: int, search: str) -> Any:
     if search == "random":
         return outcome
     parsed = configs.from_map(settings(search))
-    with lab.ledger(id) as ledger:
-        decided = SearchReplay(parsed, ledger, lab.home.code(id))._search.state()
+    with lab.store(id) as store:
+        decided = SearchReplay(parsed, store, lab.home.code(id))._search.state()
     return [trial[:4] for trial in outcome], decided
 
 
