@@ -10,7 +10,7 @@ import socket
 import pytest
 
 from determined import errors
-from determined.experiment import best_checkpoints, best_trial, control, ranked_trials, scores
+from determined.experiment import best_checkpoints, control, scores
 from determined.tracking import Catalog, ExperimentStore, Registry, RunProcess, RunState
 from told import KEEP_ALL, KEEP_NONE, Workshop, losses, settings
 
@@ -260,9 +260,9 @@ def test_an_experiment_that_has_not_ended_is_not_continued(workshop: Workshop) -
 def test_the_best_trial_and_checkpoints_are_those_of_the_best_validations(workshop: Workshop) -> None:
     id = workshop.run(two_trials(save_trial_latest=9))
     records = workshop.records
-    best = best_trial(records, id)
-    assert best is not None
-    assert (best.id, [trial.id for trial in ranked_trials(records.experiment(id), records.trials(id))]) == (2, [2, 1])
+    overview = records.overview(id)
+    assert overview.best is not None
+    assert (overview.best.id, [trial.id for trial in overview.ranked]) == (2, [2, 1])
     found = best_checkpoints(records, id, 4)
     assert [(one.trial_id, one.steps_completed) for one in found] == [(2, 2), (2, 3), (2, 1), (1, 2)]
     assert [one.steps_completed for one in best_checkpoints(records, id, trial_id=1)] == [2, 1, 3]
@@ -287,7 +287,7 @@ def test_without_a_checkpoint_there_is_no_best_one(workshop: Workshop) -> None:
     id = workshop.create(settings(1))
     with pytest.raises(errors.CheckpointNotFoundException, match="it has none"):
         best_checkpoints(workshop.records, id)
-    assert best_trial(workshop.records, id) is None
+    assert workshop.records.overview(id).best is None
     workshop.drive(id)
     with pytest.raises(errors.CheckpointNotFoundException, match="none of its 1 was saved at a validation"):
         best_checkpoints(workshop.records, id, 1, "accuracy", False)

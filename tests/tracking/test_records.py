@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
+import driving
 import psutil
 import pytest
 
@@ -126,7 +127,7 @@ def test_a_trial_summarizes_each_metric(recorder: tracking.TrialWriter, records:
         ({"searcher": {"metric": "absent"}}, None),
     ],
 )
-def test_best_validation_is_judged_by_the_searcher_metric_or_a_loss(
+def test_best_validation_is_ranked_by_the_searcher_metric_or_a_loss(
     config: dict[str, Any] | None,
     best: tuple[str, float, int] | None,
     records: tracking.TrackingReader,
@@ -260,3 +261,23 @@ def test_reading_does_not_wait_for_a_writer(
     with closing(sqlite3.connect(database, isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
         assert len(records.experiments()) == 1
+
+
+def test_an_overview_ranks_the_trials_of_one_experiment(database: pathlib.Path) -> None:
+    with driving.claimed(database) as store:
+        ids = driving.add_trials(store, 3)
+        for id, loss in zip(ids, (2.0, 1.0, math.nan), strict=True):
+            with tracking.TrialWriter.attach(database, 1, id, 1) as recorder:
+                recorder.write([report(1, loss=loss), report(2, loss=loss)])
+        driving.begin_runs(store, [2], run_id=2, step=0)
+        before = tracking.TrackingReader(database).overview(1)
+        assert before.best is not None
+        assert before.best.id == 1, "the validations of trial 2 are superseded"
+        with tracking.TrialWriter.attach(database, 1, 2, 2) as recorder:
+            recorder.write([report(1, loss=1.5)])
+    found = tracking.TrackingReader(database).overview(1)
+    assert (found.metric, found.smaller_is_better) == ("loss", True)
+    assert [trial.id for trial in found.ranked] == [2, 1, 3]
+    assert found.best is not None
+    assert found.best.best_validation == tracking.BestValidation(metric="loss", value=1.5, steps_completed=1)
+    assert found.ranked[-1].best_validation is None

@@ -194,6 +194,8 @@ def test_a_managed_experiment_of_an_older_version_goes_on(version: int, database
     experiment = records.experiment(2)
     assert (experiment.labels, experiment.priority, experiment.runner) == (("a",), 3, process)
     assert [one.checkpoint_count for one in records.experiments()] == [2, 1]
+    best_of_local = tracking.BestValidation(metric="loss", value=0.75, steps_completed=1)
+    assert records.trial(1).best_validation == best_of_local
     with tracking.ExperimentStore.open(database, 2) as store:
         assert [(one.id, one.trial_id) for one in store.validations()] == [(n, 2 + (n > 3)) for n in range(1, 7)]
         assert len(store.events()) == 2

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ._create import create
     from ._download import download_checkpoint, open_checkpoint
-    from ._ranking import Scores, best_checkpoints, best_trial, ranked_trials, ranking_metric, scores
+    from ._ranking import Scores, best_checkpoints, scores
     from ._test_run import TestRun, first_trial, run_test
     from .runner import SearchReplay, drive, start
 
@@ -21,14 +21,11 @@ __all__ = [
     "SearchReplay",
     "TestRun",
     "best_checkpoints",
-    "best_trial",
     "create",
     "download_checkpoint",
     "drive",
     "first_trial",
     "open_checkpoint",
-    "ranked_trials",
-    "ranking_metric",
     "run_test",
     "scores",
     "start",
@@ -37,7 +34,7 @@ __all__ = [
 _LOADED_ON_USE = {
     "_create": ("create",),
     "_download": ("download_checkpoint", "open_checkpoint"),
-    "_ranking": ("Scores", "best_checkpoints", "best_trial", "ranked_trials", "ranking_metric", "scores"),
+    "_ranking": ("Scores", "best_checkpoints", "scores"),
     "_test_run": ("TestRun", "first_trial", "run_test"),
     "runner": ("SearchReplay", "drive", "start"),
 }

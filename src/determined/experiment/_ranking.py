@@ -1,4 +1,4 @@
-"""What is best of an experiment: its trials and checkpoints, by the validation metric that it is judged by."""
+"""The checkpoints of an experiment by a metric of their validations."""
 
 from __future__ import annotations
 
@@ -9,14 +9,9 @@ from determined import errors
 from determined.tracking import (
     CheckpointRecord,
     CheckpointState,
-    ExperimentRecord,
     MetricReport,
     TrackingReader,
-    TrialRecord,
-    searcher_metric,
 )
-
-_USUAL_METRIC = "validation_loss"
 
 
 class Scores:
@@ -58,18 +53,18 @@ class Scores:
 def scores(
     records: TrackingReader, experiment_id: int, metric: str | None = None, smaller_is_better: bool | None = None
 ) -> Scores:
-    """Return the scores of an experiment's checkpoints by a metric, or else by the one that it is judged by.
+    """Return the scores of an experiment's checkpoints by a metric, or else by the one that it is ranked by.
 
     Of another metric it must be said whether smaller is better.
     """
     found = records.overview(experiment_id)
-    own, is_smaller_better = ranking_metric(found.experiment, found.trials)
-    if metric is None or metric == own:
-        return Scores(found.validations, own, is_smaller_better if smaller_is_better is None else smaller_is_better)
+    if metric is None or metric == found.metric:
+        is_smaller_better = found.smaller_is_better if smaller_is_better is None else smaller_is_better
+        return Scores(found.validations, found.metric, is_smaller_better)
     if smaller_is_better is None:
         raise errors.InvalidExperimentException(
-            f"experiment {experiment_id} is judged by {own!r}; nothing tells whether a smaller {metric!r} is better: "
-            "say smaller_is_better=True or False (for `det`, --smaller-is-better or --larger-is-better)."
+            f"experiment {experiment_id} is ranked by {found.metric!r}; nothing tells whether a smaller {metric!r} is "
+            "better: pass smaller_is_better=True or False (for `det`, --smaller-is-better or --larger-is-better)."
         )
     return Scores(found.validations, metric, smaller_is_better)
 
@@ -99,34 +94,6 @@ def best_checkpoints(
         f"{owner} has no best checkpoint: {reason}; `det experiment list-checkpoints {experiment_id}` shows what there "
         "is."
     )
-
-
-def best_trial(records: TrackingReader, experiment_id: int) -> TrialRecord | None:
-    """Return the trial with the best validation, the oldest of equals; None if there is none with a finite metric."""
-    ranked = ranked_trials(records.experiment(experiment_id), records.trials(experiment_id))
-    return ranked[0] if ranked and ranked[0].best_validation is not None else None
-
-
-def ranked_trials(experiment: ExperimentRecord, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Return trials, the best first by the metric that the experiment is judged by; those without a score last."""
-    searched = searcher_metric(experiment.config)
-    sign = 1 if searched is None or searched[1] else -1
-
-    def rank(trial: TrialRecord) -> float:
-        return math.inf if trial.best_validation is None else sign * trial.best_validation.value
-
-    return sorted(trials, key=rank)
-
-
-def ranking_metric(experiment: ExperimentRecord, trials: Iterable[TrialRecord]) -> tuple[str, bool]:
-    """Return the metric that an experiment is judged by, and whether smaller is better.
-
-    It is the searcher's; without one, a validation metric that is named as a loss.
-    """
-    if (searched := searcher_metric(experiment.config)) is not None:
-        return searched
-    found = (trial.best_validation for trial in trials if trial.best_validation is not None)
-    return next((best.metric for best in found), _USUAL_METRIC), True
 
 
 def _number(value: object) -> float | None:

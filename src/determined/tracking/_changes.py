@@ -21,7 +21,7 @@ from ._data import (
     SeedChanged,
     StateChanged,
     StatusChanged,
-    is_comparable,
+    score_of,
 )
 from ._queries import columns_of
 
@@ -36,7 +36,7 @@ class TrialRef:
     trial_id: int
     is_managed: bool = False  # by a runner, which decides about states
     run_id: int | None = None  # of the run that writes, in a managed experiment
-    metric: str | None = None  # that the search of a managed experiment goes by
+    metric: str | None = None  # the searcher's, if the config names one
 
 
 @dataclasses.dataclass(slots=True)
@@ -73,7 +73,7 @@ class Changes:
                 assert_never(message)
 
     def _report(self, report: MetricReport) -> dict[str, Any]:
-        is_ranked = self.of.is_managed and report.group == _VALIDATION
+        is_validation = report.group == _VALIDATION
         return {
             "trial_id": self.of.trial_id,
             "group": report.group,
@@ -81,14 +81,10 @@ class Changes:
             "time": report.time,
             "metrics": report.metrics,
             "run_id": self.of.run_id,
-            "experiment_id": self.of.experiment_id if is_ranked else None,
+            "experiment_id": self.of.experiment_id if is_validation else None,
             "number": None,
-            "score": self._score(report) if is_ranked else None,
+            "score": score_of(report.metrics, self.of.metric) if is_validation else None,
         }
-
-    def _score(self, report: MetricReport) -> float | None:
-        value: Any = report.metrics.get(self.of.metric) if self.of.metric is not None else None
-        return value if is_comparable(value) else None
 
     def _checkpoint(self, message: CheckpointSaved) -> dict[str, Any]:
         size = sum(message.resources.values())
@@ -105,7 +101,10 @@ class Changes:
 
     def apply(self, connection: sa.Connection) -> None:
         """Write all of it."""
-        insert_reports(connection, self.metrics)
+        if self.metrics:
+            if self.of.is_managed:
+                _number_validations(connection, self.of.experiment_id, self.metrics)
+            connection.execute(sa.insert(db.metrics), self.metrics)
         if unknown := _unknown(connection, self.saved):
             connection.execute(sa.insert(db.checkpoints), unknown)
         for uuid in self.deleted:
@@ -136,20 +135,12 @@ class Changes:
             }
 
 
-def insert_reports(connection: sa.Connection, reports: Sequence[dict[str, Any]]) -> None:
-    """Store reports of one trial."""
-    if reports:
-        _number_validations(connection, [report for report in reports if report["experiment_id"] is not None])
-        connection.execute(sa.insert(db.metrics), reports)
-
-
-def _number_validations(connection: sa.Connection, reports: Sequence[dict[str, Any]]) -> None:
+def _number_validations(connection: sa.Connection, experiment_id: int, reports: Sequence[dict[str, Any]]) -> None:
     """Number the reports that a runner looks for in the order in which they become visible to it."""
-    if reports:
-        experiment_id = reports[0]["experiment_id"]
+    if validations := [report for report in reports if report["group"] == _VALIDATION]:
         db.wait_for_turn(connection, "validations", experiment_id)
         last = connection.execute(_LAST_NUMBER, {"experiment": experiment_id}).scalar() or 0
-        for number, report in enumerate(reports, last + 1):
+        for number, report in enumerate(validations, last + 1):
             report["number"] = number
 
 

@@ -58,7 +58,7 @@ class ExperimentStore:
         # One connection for all: SQLite tells each what others have stored, and it must not be told of its own.
         self._engine = engine
         self._file = db.OpenFile(engine.url)
-        self._searched = searcher_metric(config)
+        self._smaller_is_better = (searcher_metric(config) or (None, True))[1]
         self._process: RunProcess | None = None
         self._seen: tuple[int, int] | None = None
 
@@ -160,16 +160,16 @@ class ExperimentStore:
                 return
             after_id = found[-1].id
 
-    def best(self) -> Validation | None:
-        """Return the best validation by the metric that the search goes by, if there is one.
+    def best(self, trial_id: int | None = None) -> Validation | None:
+        """Return the best validation of the experiment, or of one trial, by the searcher's metric, if there is one.
 
         What is not a finite number does not count, nor what a later run of its trial has replaced. It takes the same
         time however many trials there are.
         """
-        if self._searched is None:
-            return None
+        columns = db.metrics.c
+        condition = columns.experiment_id == self.experiment_id if trial_id is None else columns.trial_id == trial_id
         with self._reading() as connection:
-            row = _queries.best_validation(connection, self.experiment_id, self._searched[1])
+            row = _queries.best(connection, self._smaller_is_better, condition)
             return None if row is None else _queries.validation(row)
 
     def control(self) -> Control:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import sqlalchemy as sa
@@ -13,6 +13,7 @@ from determined._processes import ProcessIdentity
 
 from . import _database as db
 from ._data import (
+    BestValidation,
     CheckpointRecord,
     CheckpointState,
     ExperimentRecord,
@@ -22,7 +23,8 @@ from ._data import (
     RunState,
     TrialRecord,
     Validation,
-    find_best,
+    ranking_metric,
+    searcher_metric,
     summarize,
 )
 
@@ -154,25 +156,32 @@ def trial_rows(connection: sa.Connection, experiment_id: int) -> Sequence[sa.Row
 
 
 def trials(
-    experiment: ExperimentRecord, rows: Iterable[sa.Row[Any]], reports: Mapping[int, Sequence[MetricReport]]
+    connection: sa.Connection,
+    experiment: ExperimentRecord,
+    rows: Sequence[sa.Row[Any]],
+    reports: Mapping[int, Sequence[MetricReport]],
 ) -> list[TrialRecord]:
-    """Return trials of an experiment with summaries of their metrics."""
-    return [_trial(row, experiment, reports.get(row.id, ())) for row in rows]
+    """Return trials of an experiment, one or all of them, with summaries of their metrics."""
+    of_one = [db.metrics.c.trial_id == rows[0].id] if len(rows) == 1 else []
+    best = best_by_trial(connection, experiment, *of_one)
+    return [_trial(row, reports.get(row.id, ()), best.get(row.id), experiment.runner) for row in rows]
 
 
-def _trial(row: sa.Row[Any], experiment: ExperimentRecord, reports: Sequence[MetricReport]) -> TrialRecord:
+def _trial(
+    row: sa.Row[Any], reports: Sequence[MetricReport], best: BestValidation | None, runner: RunProcess | None
+) -> TrialRecord:
     return fill(
         TrialRecord,
         row,
         process=process_of(row),
         metadata=row.metadata or {},
         steps_completed=max((report.steps_completed for report in reports), default=row.source_steps_completed or 0),
-        best_validation=find_best(reports, experiment.config),
+        best_validation=best,
         summary=summarize(reports),
         run_id=row.run_id or 0,
         restarts=row.restarts or 0,
         wish=row.requested,
-        runner=experiment.runner,
+        runner=runner,
     )
 
 
@@ -240,15 +249,36 @@ def _reports(
     return found
 
 
-def best_validation(connection: sa.Connection, experiment_id: int, smaller_is_better: bool) -> sa.Row[Any] | None:
-    """Return the current validation with the best score in a managed experiment, the oldest of equals.
+# What is best: the current validations by their scores. They are indexed, so it does not matter how many there are.
+_SCORED = sa.select(db.metrics).where(db.metrics.c.score.is_not(None), IS_CURRENT)
 
-    Scores are indexed, so it does not matter how many there are.
-    """
+
+def best(connection: sa.Connection, smaller_is_better: bool, condition: sa.ColumnElement[bool]) -> sa.Row[Any] | None:
+    """Return the best validation that meets a condition, the oldest of equals."""
+    ordered = _SCORED.where(condition).order_by(_direction(smaller_is_better), db.metrics.c.id)
+    return connection.execute(ordered.limit(1)).one_or_none()
+
+
+def best_by_trial(
+    connection: sa.Connection, experiment: ExperimentRecord, *conditions: sa.ColumnElement[bool]
+) -> dict[int, BestValidation]:
+    """Return the best validation of each trial of an experiment that has one."""
+    searched, smaller_is_better = searcher_metric(experiment.config) or (None, True)
     columns = db.metrics.c
-    query = sa.select(db.metrics).where(columns.experiment_id == experiment_id, columns.score.is_not(None), IS_CURRENT)
-    score = columns.score if smaller_is_better else columns.score.desc()
-    return connection.execute(query.order_by(score, columns.id).limit(1)).one_or_none()
+    order = _direction(smaller_is_better), columns.steps_completed, columns.id
+    rank = sa.func.row_number().over(partition_by=columns.trial_id, order_by=order).label("rank")
+    scored = _SCORED.where(columns.experiment_id == experiment.id, *conditions).add_columns(rank).subquery()
+    rows = connection.execute(sa.select(scored).where(scored.c.rank == 1))
+    return {
+        row.trial_id: BestValidation(
+            metric=ranking_metric(row.metrics, searched) or "", value=row.score, steps_completed=row.steps_completed
+        )
+        for row in rows
+    }
+
+
+def _direction(smaller_is_better: bool) -> sa.ColumnElement[float]:
+    return db.metrics.c.score if smaller_is_better else db.metrics.c.score.desc()
 
 
 def validation(row: sa.Row[Any]) -> Validation:

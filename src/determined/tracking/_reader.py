@@ -56,20 +56,21 @@ class TrackingReader:
         with self._access.reading() as connection:
             experiment = self._experiment(connection, experiment_id)
             reports = _queries.reports_by_trial(connection, experiment_id)
-            return _queries.trials(experiment, _queries.trial_rows(connection, experiment_id), reports)
+            return _queries.trials(connection, experiment, _queries.trial_rows(connection, experiment_id), reports)
 
-    def overview(self, experiment_id: int) -> Overview:
+    def overview(self, experiment_id: int, *, all_metrics: bool = False) -> Overview:
         """Return an experiment with its trials, their validations and their checkpoints, all of one point in time.
 
-        The metrics and steps of its trials are those of validations alone: others can be very many.
+        The summaries and steps of its trials are by validations alone unless `all_metrics`: others can be very many.
         """
         with self._access.reading() as connection:
             experiment = self._experiment(connection, experiment_id)
             rows = _queries.trial_rows(connection, experiment_id)
             validations = _queries.reports_by_trial(connection, experiment_id, "validation")
+            reports = _queries.reports_by_trial(connection, experiment_id) if all_metrics else validations
             return Overview(
                 experiment=experiment,
-                trials=_queries.trials(experiment, rows, validations),
+                trials=_queries.trials(connection, experiment, rows, reports),
                 validations={row.id: validations.get(row.id, []) for row in rows},
                 checkpoints=_queries.checkpoints(connection, db.trials.c.experiment_id == experiment_id),
             )
@@ -79,7 +80,7 @@ class TrackingReader:
         with self._access.reading() as connection:
             row = self._trial(connection, id)
             experiment = self._experiment(connection, row.experiment_id)
-            return _queries.trials(experiment, [row], {id: _queries.reports_of(connection, id)})[0]
+            return _queries.trials(connection, experiment, [row], {id: _queries.reports_of(connection, id)})[0]
 
     def trial_overview(self, trial_id: int) -> TrialOverview:
         """Return a trial with its experiment, runs, checkpoints and `history`, all of one point in time."""
@@ -88,7 +89,7 @@ class TrackingReader:
             experiment = self._experiment(connection, row.experiment_id)
             reports = _queries.reports_of(connection, trial_id)
             return TrialOverview(
-                trial=_queries.trials(experiment, [row], {trial_id: reports})[0],
+                trial=_queries.trials(connection, experiment, [row], {trial_id: reports})[0],
                 experiment=experiment,
                 runs=_queries.runs(connection, trial_id),
                 checkpoints=_queries.checkpoints(connection, db.trials.c.id == trial_id),

@@ -8,7 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from . import _database as db
-from ._changes import TrialRef, insert_reports
+from ._changes import TrialRef
+from ._data import searcher_metric
 
 _BATCH_SIZE = 1000
 
@@ -17,7 +18,8 @@ def insert(connection: sa.Connection, experiment: Mapping[str, Any], trial: Mapp
     """Store a local experiment with its trial, under new ids where they have none."""
     experiment_id = _insert_row(connection, db.experiments, experiment)
     trial_id = _insert_row(connection, db.trials, {**trial, "experiment_id": experiment_id})
-    return TrialRef(experiment_id=experiment_id, trial_id=trial_id)
+    metric, _ = searcher_metric(experiment["config"]) or (None, True)
+    return TrialRef(experiment_id=experiment_id, trial_id=trial_id, metric=metric)
 
 
 def _insert_row(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> int:
@@ -32,20 +34,25 @@ def carry_over(source: sa.Connection, target: sa.Connection, of: TrialRef) -> Tr
     else:
         of_experiment = _with_free_id(target, db.experiments, experiment)
         carried = insert(target, of_experiment, _with_free_id(target, db.trials, trial))
-    _copy_reports(source, target, of.trial_id, carried.trial_id)
+    _copy_reports(source, target, of, carried)
     _copy_checkpoints(source, target, of.trial_id, carried.trial_id)
     return carried
 
 
-def _copy_reports(source: sa.Connection, target: sa.Connection, trial_id: int, new_trial_id: int) -> None:
+def _copy_reports(source: sa.Connection, target: sa.Connection, of: TrialRef, carried: TrialRef) -> None:
     """Copy all but those that are there already, which are the first ones."""
     columns = db.metrics.c
-    count = sa.select(sa.func.count()).where(columns.trial_id == new_trial_id)
+    count = sa.select(sa.func.count()).where(columns.trial_id == carried.trial_id)
     after = target.execute(count).scalar_one()
-    query = sa.select(db.metrics).where(columns.trial_id == trial_id).order_by(columns.id).limit(_BATCH_SIZE)
+    query = sa.select(db.metrics).where(columns.trial_id == of.trial_id).order_by(columns.id).limit(_BATCH_SIZE)
     while rows := source.execute(query.offset(after)).all():
-        insert_reports(target, [_without_id(row._asdict()) | {"trial_id": new_trial_id} for row in rows])
+        target.execute(sa.insert(db.metrics), [_carried_report(row._asdict(), carried) for row in rows])
         after += len(rows)
+
+
+def _carried_report(row: Mapping[str, Any], carried: TrialRef) -> dict[str, Any]:
+    experiment_id = None if row["experiment_id"] is None else carried.experiment_id
+    return _without_id(row) | {"trial_id": carried.trial_id, "experiment_id": experiment_id}
 
 
 def _copy_checkpoints(source: sa.Connection, target: sa.Connection, trial_id: int, new_trial_id: int) -> None:

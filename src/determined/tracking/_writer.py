@@ -88,13 +88,13 @@ class TrialWriter:
         """Return the best value that any trial of the experiment has reported for a validation metric.
 
         None when there is none; what is not a finite number does not count, nor what a later run of its trial has
-        superseded. The metric that a managed experiment's search goes by is found at once however many trials there
-        are.
+        superseded. The searcher's metric is found at once however many trials there are.
         """
         engine = db.for_reading(self._engine)
         with db.errors_naming(engine.url), engine.begin() as connection:
             if metric == self._of.metric:
-                best = _queries.best_validation(connection, self.experiment_id, smaller_is_better)
+                of_experiment = db.metrics.c.experiment_id == self.experiment_id
+                best = _queries.best(connection, smaller_is_better, of_experiment)
                 return None if best is None else float(best.score)
             reports = _queries.reports_by_trial(connection, self.experiment_id, "validation").values()
             values = (report.metrics.get(metric) for of_trial in reports for report in of_trial)
@@ -135,12 +135,12 @@ def _find(engine: sa.Engine, experiment_id: int, trial_id: int, run_id: int | No
             f"{db.shown(engine.url)!r} has no trial {trial_id} in experiment {experiment_id}; "
             "`det experiment list` shows what there is."
         )
+    metric, _ = searcher_metric(row.config) or (None, True)
     if row.is_local:
-        return TrialRef(experiment_id=experiment_id, trial_id=trial_id)
+        return TrialRef(experiment_id=experiment_id, trial_id=trial_id, metric=metric)
     if run_id is not None and not 1 <= run_id <= (row.run_id or 0):
         raise errors.InvalidRequestException(
             f"trial {trial_id} of experiment {experiment_id} has {row.run_id or 0} runs on record, so run {run_id} "
             "cannot write to it; a runner records a run before it starts it."
         )
-    metric, _ = searcher_metric(row.config) or (None, True)
     return TrialRef(experiment_id=experiment_id, trial_id=trial_id, is_managed=True, run_id=run_id, metric=metric)

@@ -87,7 +87,7 @@ def of_trial(reports: Sequence[MetricReport], started: float, query: Mapping[str
 
 
 def _metrics(reports: Sequence[MetricReport], first: str) -> list[str]:
-    """Return the metrics that can be drawn, that which the experiment is judged by first."""
+    """Return the metrics that can be drawn, the one that the experiment is ranked by first."""
     found = {name for report in reports for name, value in report.metrics.items() if is_drawn(name, value)}
     return sorted(found, key=lambda name: (name != first, name)) or [first]
 

@@ -16,7 +16,7 @@ import yaml
 
 from determined import _text, tracking
 from determined._home import Home
-from determined.experiment import Scores, ranked_trials, ranking_metric, wording
+from determined.experiment import Scores, wording
 from determined.experiment.executors import LogLine, read_logs
 from determined.tracking import CheckpointState, Desired, ExperimentRecord, TrackingReader, TrialRecord
 from determined.web import _charts
@@ -87,13 +87,13 @@ class Pages:
             _link(query, sort=name, order="desc" if name == column and not descending else "asc") for name in columns
         ]
         context = {
-            "title": f"Experiment {id}: {wording.cell(read.record.name)}",
-            "experiment": read.record,
-            "metric": read.metric,
-            "best": read.ranked[0] if read.ranked and read.ranked[0].best_validation else None,
+            "title": f"Experiment {id}: {wording.cell(read.overview.experiment.name)}",
+            "experiment": read.overview.experiment,
+            "metric": read.overview.metric,
+            "best": read.overview.best,
             "states": collections.Counter(trial.state.value for trial in read.trials),
-            "actions": _actions(read.record),
-            "lacks_runner": wording.lacks_runner(read.record),
+            "actions": _actions(read.overview.experiment),
+            "lacks_runner": wording.lacks_runner(read.overview.experiment),
             "columns": list(zip([*_OWN_COLUMNS, *read.varying], links, strict=True)),
             "varying": read.varying,
             "flat": wording.flat,
@@ -101,7 +101,7 @@ class Pages:
             "checkpoints": read.checkpoints[:_CHECKPOINTS],
             "scores": read.scores,
             "config": yaml.safe_dump(
-                wording.masked(dict(read.record.config or {})), sort_keys=False, allow_unicode=True
+                wording.masked(dict(read.overview.experiment.config or {})), sort_keys=False, allow_unicode=True
             ),
         }
         live = ("summary", "actions", "trials", "checkpoints")
@@ -134,9 +134,9 @@ class Pages:
         if len(read.trials) == 1:
             return self.trial_curves(query, read.trials[0].id)
         started = {trial.id: trial.started for trial in read.trials}
-        ranked = [(trial.id, read.reports[trial.id]) for trial in read.ranked]
-        return _charts.of_experiment(ranked, started, read.metric, query) | _charts.over_hyperparameter(
-            [(trial, wording.flat(trial.hparams)) for trial in read.trials], read.varying, read.metric, query
+        ranked = [(trial.id, read.overview.validations[trial.id]) for trial in read.overview.ranked]
+        return _charts.of_experiment(ranked, started, read.overview.metric, query) | _charts.over_hyperparameter(
+            [(trial, wording.flat(trial.hparams)) for trial in read.trials], read.varying, read.overview.metric, query
         )
 
     def trial_curves(self, query: Query, id: int) -> dict[str, Any]:
@@ -149,7 +149,16 @@ class Pages:
         read = self._experiment(id)
         hparams = {trial.id: wording.flat(trial.hparams) for trial in read.trials}
         names = list(dict.fromkeys(name for one in hparams.values() for name in one))
-        facts = ("trial", "state", "validated at step", f"best {read.metric}", "restarts", "started", "ended", "seed")
+        facts = (
+            "trial",
+            "state",
+            "validated at step",
+            f"best {read.overview.metric}",
+            "restarts",
+            "started",
+            "ended",
+            "seed",
+        )
         rows = [[*_facts(trial), *(hparams[trial.id].get(name) for name in names)] for trial in read.trials]
         return [[*facts, *names], *rows]
 
@@ -164,17 +173,8 @@ class Pages:
 
     def _read_experiment(self, id: int) -> _Experiment:
         found = self._records.overview(id)
-        metric, smaller_is_better = ranking_metric(found.experiment, found.trials)
-        scores = Scores(found.validations, metric, smaller_is_better)
-        return _Experiment(
-            record=found.experiment,
-            trials=found.trials,
-            ranked=ranked_trials(found.experiment, found.trials),
-            metric=metric,
-            reports=found.validations,
-            checkpoints=scores.ranked(found.checkpoints),
-            scores=scores,
-        )
+        scores = Scores(found.validations, found.metric, found.smaller_is_better)
+        return _Experiment(overview=found, checkpoints=scores.ranked(found.checkpoints), scores=scores)
 
     def _read_trial(self, id: int) -> _Trial:
         found = self._records.trial_overview(id)
@@ -197,13 +197,14 @@ class Pages:
 class _Experiment:
     """All that is read of an experiment."""
 
-    record: ExperimentRecord
-    trials: Sequence[TrialRecord]
-    ranked: list[TrialRecord]
-    metric: str
-    reports: Mapping[int, Sequence[tracking.MetricReport]]
+    overview: tracking.Overview
     checkpoints: list[tracking.CheckpointRecord]
     scores: Scores
+
+    @property
+    def trials(self) -> Sequence[TrialRecord]:
+        """Its trials in the order of their creation."""
+        return self.overview.trials
 
     @functools.cached_property
     def varying(self) -> list[str]:
@@ -214,7 +215,7 @@ class _Experiment:
     def version(self) -> str:
         """What differs when there is more to draw; of an only trial, that is also what it reports of training."""
         progress = self.trials[0].progress if len(self.trials) == 1 else None
-        return f"{len(self.trials)} {sum(map(len, self.reports.values()))} {progress}"
+        return f"{len(self.trials)} {sum(map(len, self.overview.validations.values()))} {progress}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -242,8 +243,8 @@ def _facts(trial: TrialRecord) -> list[Any]:
 def _sorted(read: _Experiment, column: str, descending: bool) -> list[TrialRecord]:
     """Return the trials by a column; those that have nothing there stay at the end."""
     if column == "best":
-        scored = [trial for trial in read.ranked if trial.best_validation is not None]
-        rest = [trial for trial in read.ranked if trial.best_validation is None]
+        scored = [trial for trial in read.overview.ranked if trial.best_validation is not None]
+        rest = [trial for trial in read.overview.ranked if trial.best_validation is None]
         return (scored[::-1] if descending else scored) + rest
     keys = {trial.id: _sort_key(trial, column, read.varying) for trial in read.trials}
     known = [trial for trial in read.trials if keys[trial.id] is not None]

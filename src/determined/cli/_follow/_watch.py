@@ -45,7 +45,7 @@ class Watch:
         self._searching = self._open_search()
         self._last_report = 0
         self._latest: dict[int, tuple[int, float | None]] = {}
-        self._best: dict[int, float] = {}
+        self._best: dict[int, float | None] = {}
         self._rungs: tuple[Rung, ...] = ()
         self._top: tracking.Validation | None = None
         self._entries: list[tracking.TrialEntry] = []
@@ -106,22 +106,25 @@ class Watch:
         for report in news:
             self._last_report = report.id
             self._note(report)
-        self._entries = self._ledger.trials()
-        if news:
-            self._top = self._ledger.best()
+        before, self._entries = self._entries, self._ledger.trials()
+        begun = set(_runs(self._entries)) - set(_runs(before))  # what earlier runs reported may count no more
+        self._read_best({report.trial_id for report in news} | {trial_id for trial_id, _ in begun})
         if self._searching is not None:
             self._searching.catch_up(self._ledger)
             self._rungs = self._searching.rungs()
         return news
 
     def _note(self, report: tracking.Validation) -> None:
-        searcher = self._config.searcher
-        value = report.metrics.get(searcher.metric)
+        value = report.metrics.get(self._config.searcher.metric)
         number = float(value) if value is not None and tracking.is_comparable(value) else None
         self._latest[report.trial_id] = report.steps_completed, number
-        if number is not None:
-            best = self._best.get(report.trial_id, number)
-            self._best[report.trial_id] = (min if searcher.smaller_is_better else max)(best, number)
+
+    def _read_best(self, trial_ids: Iterable[int]) -> None:
+        best = {id: self._ledger.best(id) for id in trial_ids}
+        if best:
+            self._top = self._ledger.best()
+        metric = self._config.searcher.metric
+        self._best |= {id: None if one is None else float(one.metrics[metric]) for id, one in best.items()}
 
     def _trials(self, running: set[int], state: tracking.RunState) -> list[TrialView]:
         goals = _goals(self._rungs)
@@ -167,6 +170,11 @@ def _label(entry: tracking.TrialEntry, is_running: bool, experiment: tracking.Ru
         return "running"
     is_to_run = entry.state in (tracking.RunState.ACTIVE, tracking.RunState.PAUSED)
     return "waiting" if is_to_run and experiment is tracking.RunState.ACTIVE else entry.state.value
+
+
+def _runs(entries: Iterable[tracking.TrialEntry]) -> list[tuple[int, int]]:
+    """Return the latest run of each trial that has one."""
+    return [(entry.id, entry.run_id) for entry in entries if entry.run_id]
 
 
 def _goals(rungs: Iterable[Rung]) -> dict[str, int]:

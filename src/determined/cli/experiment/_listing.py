@@ -51,35 +51,31 @@ def _row(record: tracking.ExperimentRecord) -> tuple[Any, ...]:
 
 def describe(id: ExperimentId, json: Json = False) -> None:
     """Show an experiment: its config, how to repeat it, its trials and checkpoints."""
-    records = _output.open_records()
-    experiment, trials = records.experiment(id), records.trials(id)
-    checkpoints = records.checkpoints(experiment_id=id)
+    found = _output.open_records().overview(id, all_metrics=True)
     if json:
-        _output.print_json(_described(experiment, trials, checkpoints))
+        _output.print_json(_described(found))
         return
-    _output.print_fields(_fields(experiment, trials))
-    _print_config(experiment.config)
-    shown = _ranked(experiment, trials)[:_MOST_TRIALS] if len(trials) > _MOST_TRIALS else trials
+    _output.print_fields(_fields(found))
+    _print_config(found.experiment.config)
+    trials = found.trials
+    shown = found.ranked[:_MOST_TRIALS] if len(trials) > _MOST_TRIALS else trials
     title = "Trials" if len(shown) == len(trials) else f"The best {len(shown)} of {len(trials)} trials"
     _output.print_table(_TRIAL_COLUMNS, [_trial_row(trial) for trial in shown], title=title)
-    if checkpoints:
-        rows = [checkpoint_row(record) for record in checkpoints]
+    if found.checkpoints:
+        rows = [checkpoint_row(record) for record in found.checkpoints]
         _output.print_table(CHECKPOINT_COLUMNS, rows, title="Checkpoints")
-    if wording.lacks_runner(experiment):
+    if wording.lacks_runner(found.experiment):
         typer.echo(f"No process drives this experiment; `det experiment activate {id}` goes on with it.")
 
 
-def _described(
-    experiment: tracking.ExperimentRecord,
-    trials: list[tracking.TrialRecord],
-    checkpoints: list[tracking.CheckpointRecord],
-) -> dict[str, Any]:
-    described: dict[str, Any] = _output.as_data(experiment)
-    described["trials"] = [{**_output.as_data(trial), "tensorboard": _tensorboard(trial)} for trial in trials]
-    return {**described, "checkpoints": checkpoints}
+def _described(found: tracking.Overview) -> dict[str, Any]:
+    described: dict[str, Any] = _output.as_data(found.experiment)
+    described["trials"] = [{**_output.as_data(trial), "tensorboard": _tensorboard(trial)} for trial in found.trials]
+    return {**described, "checkpoints": found.checkpoints}
 
 
-def _fields(experiment: tracking.ExperimentRecord, trials: list[tracking.TrialRecord]) -> dict[str, Any]:
+def _fields(found: tracking.Overview) -> dict[str, Any]:
+    experiment, trials = found.experiment, found.trials
     shown = {
         "experiment": experiment.id,
         "name": experiment.name,
@@ -102,7 +98,7 @@ def _fields(experiment: tracking.ExperimentRecord, trials: list[tracking.TrialRe
         "Resolute": _distinct(trial.resolute_version for trial in trials),
         "torch": _distinct(trial.torch_version for trial in trials),
         "git commit": _distinct(trial.git_commit for trial in trials),
-        "best validation": wording.best_text(_best(experiment, trials)),
+        "best validation": wording.best_text(None if found.best is None else found.best.best_validation),
         "program": None if experiment.is_local else str(_home.home().code(experiment.id)),
         "TensorBoard": _tensorboard_of_all(experiment, trials),
     }
@@ -120,7 +116,7 @@ def print_config(id: ExperimentId) -> None:
     typer.echo(yaml.safe_dump(wording.masked(dict(config)), sort_keys=False, allow_unicode=True), nl=False)
 
 
-def _tensorboard_of_all(experiment: tracking.ExperimentRecord, trials: list[tracking.TrialRecord]) -> str:
+def _tensorboard_of_all(experiment: tracking.ExperimentRecord, trials: Sequence[tracking.TrialRecord]) -> str:
     if len(trials) == 1:
         return _tensorboard(trials[0])
     return str(_home.home().tensorboards(experiment.id))
@@ -136,20 +132,6 @@ def _seed(experiment: tracking.ExperimentRecord) -> Any:
 
 def _distinct(values: Iterable[Any]) -> str | None:
     return ", ".join(dict.fromkeys(str(value) for value in values if value is not None)) or None
-
-
-def _best(
-    experiment: tracking.ExperimentRecord, trials: Sequence[tracking.TrialRecord]
-) -> tracking.BestValidation | None:
-    return next((trial.best_validation for trial in _ranked(experiment, trials)), None)
-
-
-def _ranked(
-    experiment: tracking.ExperimentRecord, trials: Sequence[tracking.TrialRecord]
-) -> list[tracking.TrialRecord]:
-    from determined.experiment import ranked_trials
-
-    return ranked_trials(experiment, trials)
 
 
 def _print_config(config: Any) -> None:
@@ -182,9 +164,8 @@ def list_trials(
 ) -> None:
     """List the trials of an experiment, in the order of their creation."""
     format = _output.chosen_format(json, csv)
-    records = _output.open_records()
-    trials = records.trials(id)
-    chosen = (_ranked(records.experiment(id), trials) if best else trials)[:limit]
+    found = _output.open_records().overview(id, all_metrics=True)
+    chosen = (found.ranked if best else found.trials)[:limit]
     _output.print_listing(format, _TRIAL_COLUMNS, [_trial_row(trial) for trial in chosen], chosen)
 
 

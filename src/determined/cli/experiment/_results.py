@@ -38,14 +38,10 @@ def plot(
     ] = None,
 ) -> None:
     """Draw the validation metrics of all trials into a picture, one panel per metric, one curve per trial."""
-    from determined.experiment import ranked_trials, ranking_metric
-
     found = _output.open_records().overview(id)
     target = output or pathlib.Path(f"experiment-{id}.png")
-    ranked = ranked_trials(found.experiment, found.trials)
-    curves = [(f"trial {trial.id}", found.validations[trial.id]) for trial in ranked]
-    metric, _ = ranking_metric(found.experiment, found.trials)
-    _output.say_left_out(_plot.draw_trials(curves, metric, f"{found.experiment.name}, experiment {id}", target))
+    curves = [(f"trial {trial.id}", found.validations[trial.id]) for trial in found.ranked]
+    _output.say_left_out(_plot.draw_trials(curves, found.metric, f"{found.experiment.name}, experiment {id}", target))
     typer.echo(f"Wrote {_output.plain(target)}")
 
 

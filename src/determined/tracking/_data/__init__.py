@@ -47,8 +47,9 @@ from ._records import (
     TrialOverview,
     TrialRecord,
     best_value,
-    find_best,
     is_comparable,
+    ranking_metric,
+    score_of,
     searcher_metric,
     summarize,
 )
@@ -101,9 +102,10 @@ __all__ = [
     "decode_document",
     "encode_document",
     "encode_json",
-    "find_best",
     "is_comparable",
     "lacks_room",
+    "ranking_metric",
+    "score_of",
     "searcher_metric",
     "summarize",
 ]

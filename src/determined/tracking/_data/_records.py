@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -27,7 +28,7 @@ class MetricSummary:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BestValidation:
-    """The best value of the metric that a trial is judged by, and the step of its report."""
+    """The best value of the metric that a trial is ranked by, and the step of its report."""
 
     metric: str
     value: float
@@ -134,14 +135,45 @@ class CheckpointRecord:
     time: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Overview:
-    """An experiment and what belongs to it, of one moment; validations are by trial, in the order of their steps."""
+    """An experiment and what belongs to it, of one point in time: what all who show an experiment share.
+
+    Validations are by trial, in the order of their steps.
+    """
 
     experiment: ExperimentRecord
     trials: Sequence[TrialRecord]
     validations: Mapping[int, Sequence[MetricReport]]
     checkpoints: Sequence[CheckpointRecord]
+
+    @property
+    def metric(self) -> str:
+        """The validation metric that trials are ranked by: the searcher's; without one, that named as a loss."""
+        if (searched := searcher_metric(self.experiment.config)) is not None:
+            return searched[0]
+        found = (trial.best_validation for trial in self.trials if trial.best_validation is not None)
+        return next((best.metric for best in found), _LOSS_NAMES[0])
+
+    @property
+    def smaller_is_better(self) -> bool:
+        """Whether the best value of the metric is the smallest."""
+        return (searcher_metric(self.experiment.config) or (None, True))[1]
+
+    @functools.cached_property
+    def ranked(self) -> Sequence[TrialRecord]:
+        """The trials, the best first, the oldest of equals; those without a finite metric last."""
+        sign = 1 if self.smaller_is_better else -1
+
+        def rank(trial: TrialRecord) -> float:
+            return math.inf if trial.best_validation is None else sign * trial.best_validation.value
+
+        return sorted(self.trials, key=rank)
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The trial with the best validation; None if there is none with a finite metric."""
+        return next((trial for trial in self.ranked if trial.best_validation is not None), None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,21 +264,6 @@ def _summary(series: Sequence[tuple[int, Any]]) -> MetricSummary:
     )
 
 
-def find_best(reports: Sequence[MetricReport], config: Mapping[str, Any] | None) -> BestValidation | None:
-    """Return the best validation by the config's searcher metric, else by a metric named as a loss.
-
-    Other metrics are not taken: nothing tells whether their best value is the smallest or the largest.
-    """
-    validations = [report for report in reports if report.group == "validation"]
-    metric, smaller_is_better = _judged_by(validations, config)
-    scored = [report for report in validations if is_comparable(report.metrics.get(metric))]
-    if not scored:
-        return None
-    sign = 1 if smaller_is_better else -1
-    best = min(scored, key=lambda report: sign * report.metrics[metric])
-    return BestValidation(metric=metric, value=float(best.metrics[metric]), steps_completed=best.steps_completed)
-
-
 def searcher_metric(config: Mapping[str, Any] | None) -> tuple[str, bool] | None:
     """Return (metric, smaller_is_better) of a config's searcher, or None if it names no metric."""
     searcher = (config or {}).get("searcher")
@@ -255,8 +272,15 @@ def searcher_metric(config: Mapping[str, Any] | None) -> tuple[str, bool] | None
     return None
 
 
-def _judged_by(validations: Sequence[MetricReport], config: Mapping[str, Any] | None) -> tuple[str, bool]:
-    if (searched := searcher_metric(config)) is not None:
-        return searched
-    names = {name for report in validations for name in report.metrics}
-    return next((name for name in _LOSS_NAMES if name in names), _LOSS_NAMES[0]), True
+def ranking_metric(metrics: Mapping[str, Any], searched: str | None) -> str | None:
+    """Return the metric that a validation is ranked by: the searcher's, or else the first that is named as a loss.
+
+    Others are not taken: nothing tells whether their best value is the smallest or the largest.
+    """
+    return searched if searched is not None else next((name for name in _LOSS_NAMES if name in metrics), None)
+
+
+def score_of(metrics: Mapping[str, Any], searched: str | None) -> float | None:
+    """Return the value of the metric that a validation is ranked by; None if it is not a finite number."""
+    value: Any = metrics.get(ranking_metric(metrics, searched) or "")
+    return value if is_comparable(value) else None

@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from determined import errors
+from determined.tracking._data import score_of, searcher_metric
 
 from . import _engine, _schema
 
@@ -17,7 +18,8 @@ VERSION = 6
 """The version of the schema that this program writes.
 
 1: experiments, trials, metrics and checkpoints. 2: checksums and counts of rows. 3: managed experiments, slots and
-models. 4: identities of processes. 5: claims that expire. 6: no checksums and counts of rows any more.
+models. 4: identities of processes. 5: claims that expire. 6: no checksums and counts of
+rows any more, scores of all validations.
 """
 
 
@@ -90,6 +92,8 @@ def migrate(engine: sa.Engine) -> None:
             if version:
                 _upgrade(connection)
             _schema.metadata.create_all(connection)
+            if version:
+                _score_local_validations(connection)
             _set_version(connection)
 
 
@@ -128,6 +132,18 @@ def _upgrade_table(connection: sa.Connection, table: sa.Table, present: set[str]
         connection.exec_driver_sql(f"ALTER TABLE {table.name} DROP COLUMN checksum")
     for name in described.keys() - indexes:
         described[name].create(connection)
+
+
+def _score_local_validations(connection: sa.Connection) -> None:
+    """Give the validations of local experiments what only those of managed ones had up to version 5."""
+    metrics, trials, experiments = _schema.metrics.c, _schema.trials, _schema.experiments
+    query = sa.select(metrics.id, metrics.metrics, experiments.c.id.label("experiment_id"), experiments.c.config)
+    of_local = experiments.c.is_local.is_(True), metrics.group == "validation", metrics.experiment_id.is_(None)
+    joined = query.join(trials, trials.c.id == metrics.trial_id).join(experiments)
+    for row in connection.execute(joined.where(*of_local)).all():
+        searched, _ = searcher_metric(row.config) or (None, True)
+        values = {"experiment_id": row.experiment_id, "score": score_of(row.metrics, searched)}
+        connection.execute(sa.update(_schema.metrics).where(metrics.id == row.id).values(values))
 
 
 def _definition(connection: sa.Connection, column: sa.Column[Any]) -> str:

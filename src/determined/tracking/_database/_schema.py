@@ -214,10 +214,10 @@ metrics = sa.Table(
     sa.Column("time", Float, nullable=False),
     sa.Column("metrics", Document, nullable=False),
     sa.Column("run_id", sa.Integer),
-    # Of validations in managed experiments only: runners look for the newest ones, trials for the best one.
+    # Of validations only.
     sa.Column("experiment_id", sa.Integer),
-    sa.Column("number", sa.Integer),  # 1, 2, 3, ... in the order in which they were stored
-    sa.Column("score", Float),  # the metric that the search goes by, if it is a finite number
+    sa.Column("number", sa.Integer),  # in managed experiments: 1, 2, 3, ... in the order in which they were stored
+    sa.Column("score", Float),  # the metric that trials are ranked by, if it is a finite number
     sa.Index("metrics_by_run", "trial_id", "group", "run_id", "steps_completed"),
     _partial_index("validations_by_number", "number IS NOT NULL", "experiment_id", "number"),
     _partial_index("validations_by_score", "score IS NOT NULL", "experiment_id", "score"),
