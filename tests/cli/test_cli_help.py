@@ -60,7 +60,14 @@ def test_a_noun_has_these_verbs(noun: str) -> None:
 
 
 def test_commands_without_a_noun() -> None:
-    assert {command[0] for command in COMMANDS if len(command) == 1} == {"preview-search", "version", "gc", "ui"}
+    assert {command[0] for command in COMMANDS if len(command) == 1} == {
+        "backup",
+        "doctor",
+        "gc",
+        "preview-search",
+        "ui",
+        "version",
+    }
 
 
 def shown_commands() -> set[tuple[str, str]]:

@@ -36,6 +36,7 @@ from ._data import (
     ModelVersionRecord,
     NewTrial,
     Overview,
+    Problem,
     ProgressChanged,
     RunDescription,
     RunProcess,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from ._catalog import Catalog
     from ._experiments import ExperimentStore
     from ._leases import Slots
+    from ._maintenance import back_up, check_database
     from ._models import Registry
     from ._reader import TrackingReader
     from ._writer import TrialWriter
@@ -94,6 +96,7 @@ __all__ = [
     "ModelVersionRecord",
     "NewTrial",
     "Overview",
+    "Problem",
     "ProgressChanged",
     "Registry",
     "RunDescription",
@@ -115,6 +118,8 @@ __all__ = [
     "TrialWriter",
     "Validation",
     "as_stored",
+    "back_up",
+    "check_database",
     "encode_json",
     "is_comparable",
     "lacks_room",
@@ -128,6 +133,8 @@ _LOADED_ON_USE = {
     "TrackingReader": "_reader",
     "Registry": "_models",
     "Slots": "_leases",
+    "back_up": "_maintenance",
+    "check_database": "_maintenance",
 }
 
 

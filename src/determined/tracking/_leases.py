@@ -83,7 +83,7 @@ class Slots:
         """Return the slots of the host that are in use, by number."""
         engine = db.for_reading(self._engine)
         with db.errors_naming(engine.url), engine.begin() as connection:
-            return [lease for lease in self._leases(connection) if _is_living(lease.process)]
+            return [lease for lease in self._leases(connection) if is_living(lease.process)]
 
     def demands(self) -> list[Demand]:
         """Return what the living runners on the host want and hold, those that run for longest first."""
@@ -91,7 +91,7 @@ class Slots:
         with db.errors_naming(engine.url), engine.begin() as connection:
             held = defaultdict[int, list[int]](list)
             for lease in self._leases(connection):
-                if _is_living(lease.process):
+                if is_living(lease.process):
                     held[lease.experiment_id].append(lease.slot)
             rows = connection.execute(_RUNNERS).all()
         found = [_demand(row, held[row.id]) for row in rows if self._is_run_here(row)]
@@ -122,7 +122,7 @@ class Slots:
         """Return the leases whose holders live, and free the others; nobody else can take slots meanwhile."""
         db.wait_for_turn(connection, "slots", zlib.crc32(self.host.encode()) - 2**31)
         leases = self._leases(connection)
-        dead = [lease.slot for lease in leases if not _is_living(lease.process)]
+        dead = [lease.slot for lease in leases if not is_living(lease.process)]
         if dead:
             connection.execute(sa.delete(_LEASES).where(_LEASES.c.host == self.host, _LEASES.c.slot.in_(dead)))
         return [lease for lease in leases if lease.slot not in dead]
@@ -141,10 +141,10 @@ class Slots:
 
     def _is_run_here(self, runner: sa.Row[Any]) -> bool:
         process = process_of(runner)
-        return process is not None and process.host == self.host and _is_living(process)
+        return process is not None and process.host == self.host and is_living(process)
 
 
-def _is_living(process: RunProcess) -> bool:
+def is_living(process: RunProcess) -> bool:
     """Return whether a process still counts as the holder of slots."""
     # A container that was started again keeps its name, and cannot ask for the processes from before.
     return not process.is_gone and (process.is_here or process.host != socket.gethostname())

@@ -75,6 +75,14 @@ class TrackingReader:
                 checkpoints=_queries.checkpoints(connection, db.trials.c.experiment_id == experiment_id),
             )
 
+    def trial_ids(self) -> dict[int, set[int]]:
+        """Return the ids of all trials, by experiment id."""
+        found: dict[int, set[int]] = {}
+        with self._access.reading() as connection:
+            for experiment_id, id in connection.execute(sa.select(db.trials.c.experiment_id, db.trials.c.id)):
+                found.setdefault(experiment_id, set()).add(id)
+        return found
+
     def trial(self, id: int) -> TrialRecord:
         """Return one trial; `NotOnRecordException` if there is none with that id."""
         with self._access.reading() as connection:

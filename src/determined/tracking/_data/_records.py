@@ -219,6 +219,14 @@ class ModelVersionRecord:
     created: float
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Something that is wrong with what is stored, and what to do about it; both are sentences."""
+
+    what: str
+    remedy: str
+
+
 def is_number(value: Any) -> bool:
     """Return whether a metric is a number that can be compared: no bool, no NaN, none beyond a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):

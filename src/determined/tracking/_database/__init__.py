@@ -1,7 +1,18 @@
 """The tracking database itself: how it is opened, its tables, its versions, and how its errors read."""
 
 from ._access import Access
-from ._engine import data_version, empty_log, errors_naming, file_of, for_reading, location, shown, wait_for_turn
+from ._engine import (
+    SALVAGE,
+    data_version,
+    empty_log,
+    errors_naming,
+    file_of,
+    for_reading,
+    location,
+    shown,
+    vacuum_into,
+    wait_for_turn,
+)
 from ._files import OpenFile
 from ._migrations import VERSION, opened
 from ._schema import (
@@ -20,6 +31,7 @@ from ._schema import (
 )
 
 __all__ = [
+    "SALVAGE",
     "VERSION",
     "Access",
     "Damage",
@@ -42,6 +54,7 @@ __all__ = [
     "shown",
     "snapshots",
     "trials",
+    "vacuum_into",
     "versions",
     "wait_for_turn",
 ]

@@ -26,6 +26,10 @@ BUSY_TIMEOUT_S = 30.0  # seconds that a connection waits for another one's write
 _RETRY_DELAYS_S = 0.0005, 0.003  # seconds
 _random = random.SystemRandom()  # training's random numbers are not ours to draw
 ELSEWHERE = "set DET_HOME to another folder"
+SALVAGE = (
+    "Restore a backup of that file, or move it away and a new one is created, or salvage what it holds with "
+    "`sqlite3 FILE .recover`; checkpoints are not affected."
+)
 MAX_LOG_SIZE = 4 << 20  # bytes that the write-ahead log keeps once nobody needs more of it
 
 
@@ -147,6 +151,15 @@ def empty_log(engine: sa.Engine) -> None:
         connection.close()
 
 
+def vacuum_into(url: sa.URL, target: pathlib.Path) -> None:
+    """Copy an SQLite database into an empty file, as it is at one point in time."""
+    connection = reading_engine(url).raw_connection()
+    try:
+        connection.cursor().execute("VACUUM INTO ?", [os.fspath(target)])
+    finally:
+        connection.close()
+
+
 def wait_for_turn(connection: sa.Connection, purpose: str, number: int) -> None:
     """Let those who do one thing do it one after the other, each until the end of its transaction."""
     if connection.dialect.name == "postgresql":  # in SQLite there is one writer at a time anyway
@@ -259,7 +272,4 @@ def _remedy(url: sa.URL, cause: str) -> str:
 def _salvage(url: sa.URL) -> str:
     if file_of(url) is None:
         return "restore a backup of it; checkpoints are not affected"
-    return (
-        "`det doctor` checks it. Restore a backup of that file, or move it away and a new one is created, or salvage "
-        "what it holds with `sqlite3 FILE .recover`; checkpoints are not affected"
-    )
+    return f"`det doctor` checks it. {SALVAGE.removesuffix('.')}"
