@@ -13,16 +13,16 @@ from typing import Any
 import driving
 import pytest
 import sqlalchemy as sa
-from sqlalchemy import schema
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
 from determined import errors, tracking
-from determined.tracking._database import _engine, _migrations, _schema
+from determined.tracking._database import connections, migrations, schema
 
 
 @pytest.fixture
 def engine(recorder: tracking.TrialWriter, database: pathlib.Path) -> Iterator[sa.Engine]:
-    engine = _engine.writing_engine(_engine.location(database))
+    engine = connections.writing_engine(connections.location(database))
     yield engine
     engine.dispose()
 
@@ -46,7 +46,7 @@ def _copy(version: int, database: pathlib.Path) -> pathlib.Path:
 
 
 def test_a_new_database_has_the_newest_version(recorder: tracking.TrialWriter, database: pathlib.Path) -> None:
-    assert _version(database) == _migrations.VERSION
+    assert _version(database) == migrations.VERSION
 
 
 @pytest.mark.parametrize("version", OLD)
@@ -54,15 +54,15 @@ def test_an_older_database_is_migrated_once_when_several_start_at_once(version: 
     _copy(version, database)
 
     def migrate(_: int) -> None:
-        engine = _engine.writing_engine(_engine.location(database))
+        engine = connections.writing_engine(connections.location(database))
         try:
-            _migrations.migrate(engine)
+            migrations.migrate(engine)
         finally:
             engine.dispose()
 
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         list(threads.map(migrate, range(8)))
-    assert _version(database) == _migrations.VERSION
+    assert _version(database) == migrations.VERSION
 
 
 def test_a_migration_that_fails_leaves_the_database_as_it_was(database: pathlib.Path) -> None:
@@ -130,7 +130,7 @@ def test_a_database_of_version_1_is_read_as_it_is(old: pathlib.Path) -> None:
         ("cccc-3", "COMPLETED"),
     ]
     assert records.trial(1).hparams == {"lr": 0.1}
-    assert _version(old) == _migrations.VERSION
+    assert _version(old) == migrations.VERSION
 
 
 def test_a_run_of_version_1_goes_on_being_recorded(old: pathlib.Path) -> None:
@@ -154,7 +154,7 @@ def test_a_database_of_version_2_is_read_as_it_is(database: pathlib.Path) -> Non
         (2, "digits", 1),
         (1, "digits", 1),
     ]
-    assert _version(database) == _migrations.VERSION
+    assert _version(database) == migrations.VERSION
     assert [(one.group, one.steps_completed) for one in records.history(2)] == [
         ("training", 1),
         ("training", 2),
@@ -248,7 +248,7 @@ def _shape(connection: sa.Connection) -> dict[str, Any]:
     tables = sorted(set(inspected.get_table_names()) - {"schema_version"})
     return {
         name: (
-            [str(schema.CreateColumn(column)) for column in _described(connection, name)],
+            [str(CreateColumn(column)) for column in _described(connection, name)],
             sorted((index["name"], index["column_names"]) for index in inspected.get_indexes(name)),
         )
         for name in tables
@@ -265,12 +265,12 @@ def test_a_new_database_has_the_shape_of_a_migrated_one(
 ) -> None:
     old = _copy(version, tmp_path / "old" / "tracking.db")
     tracking.TrackingReader(old).experiments()
-    migrated = _engine.writing_engine(_engine.location(old))
+    migrated = connections.writing_engine(connections.location(old))
     try:
         with engine.begin() as one, migrated.begin() as other:
             assert _shape(one) == _shape(other)
             assert {name: len(columns) for name, (columns, _) in _shape(one).items()} == {
-                table.name: len(table.columns) for table in _schema.metadata.sorted_tables
+                table.name: len(table.columns) for table in schema.metadata.sorted_tables
             }
     finally:
         migrated.dispose()
@@ -278,10 +278,10 @@ def test_a_new_database_has_the_shape_of_a_migrated_one(
 
 def test_every_table_has_a_form_for_postgresql() -> None:
     dialect = postgresql.dialect()
-    for table in _schema.metadata.sorted_tables:
-        assert f"CREATE TABLE {table.name}" in str(schema.CreateTable(table).compile(dialect=dialect))
+    for table in schema.metadata.sorted_tables:
+        assert f"CREATE TABLE {table.name}" in str(CreateTable(table).compile(dialect=dialect))
         for index in table.indexes:
-            assert f"INDEX {index.name} ON {table.name}" in str(schema.CreateIndex(index).compile(dialect=dialect))
+            assert f"INDEX {index.name} ON {table.name}" in str(CreateIndex(index).compile(dialect=dialect))
 
 
 def test_sqlite_does_not_load_the_dialect_of_postgresql() -> None:

@@ -11,54 +11,57 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._data import (
+from ._data.changesets import (
     KEEP,
-    BestValidation,
     Changeset,
-    CheckpointDeleted,
-    CheckpointRecord,
-    CheckpointSaved,
-    CheckpointState,
-    Continued,
     Control,
     Demand,
     Desired,
     ExperimentChange,
     ExperimentDescription,
-    ExperimentRecord,
     Keep,
     Lease,
+    NewTrial,
+    RunRecord,
+    SearchEvent,
+    Snapshot,
+    TrialChange,
+    TrialEntry,
+    TrialRequest,
+    Validation,
+)
+from ._data.json import as_stored, encode_json
+from ._data.messages import (
+    CheckpointDeleted,
+    CheckpointSaved,
+    CheckpointState,
+    Continued,
     Message,
     MetadataChanged,
     MetricReport,
+    ProgressChanged,
+    RunDescription,
+    RunState,
+    SeedChanged,
+    StateChanged,
+    StatusChanged,
+)
+from ._data.process import RunProcess
+from ._data.records import (
+    BestValidation,
+    CheckpointRecord,
+    ExperimentRecord,
     MetricSummary,
     ModelRecord,
     ModelVersionRecord,
-    NewTrial,
     Overview,
     Problem,
-    ProgressChanged,
-    RunDescription,
-    RunProcess,
-    RunRecord,
-    RunState,
-    SearchEvent,
-    SeedChanged,
-    Snapshot,
-    StateChanged,
-    StatusChanged,
-    TrialChange,
-    TrialEntry,
     TrialOverview,
     TrialRecord,
-    TrialRequest,
-    Validation,
-    as_stored,
-    encode_json,
     is_comparable,
-    lacks_room,
     searcher_metric,
 )
+from ._data.room import lacks_room
 
 if TYPE_CHECKING:
     from ._catalog import Catalog

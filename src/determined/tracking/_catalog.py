@@ -10,9 +10,12 @@ import sqlalchemy as sa
 
 from determined import errors
 
-from . import _database as db
 from . import _queries
-from ._data import KEEP, Keep, RunProcess, RunState
+from ._data.changesets import KEEP, Keep
+from ._data.messages import RunState
+from ._data.process import RunProcess
+from ._database import schema as db
+from ._database.access import Access
 
 _EXPERIMENTS, _TRIALS = db.experiments, db.trials
 
@@ -25,7 +28,7 @@ class Catalog:
     """
 
     def __init__(self, url_or_path: str | pathlib.Path | None = None) -> None:
-        self._access = db.Access(url_or_path)
+        self._access = Access(url_or_path)
 
     def change_experiment(
         self,

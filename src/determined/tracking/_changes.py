@@ -8,8 +8,7 @@ from typing import Any, assert_never
 
 import sqlalchemy as sa
 
-from . import _database as db
-from ._data import (
+from ._data.messages import (
     CheckpointDeleted,
     CheckpointSaved,
     CheckpointState,
@@ -21,8 +20,10 @@ from ._data import (
     SeedChanged,
     StateChanged,
     StatusChanged,
-    score_of,
 )
+from ._data.records import score_of
+from ._database import schema as db
+from ._database.connections import wait_for_turn
 from ._queries import columns_of
 
 _VALIDATION = "validation"
@@ -138,7 +139,7 @@ class Changes:
 def _number_validations(connection: sa.Connection, experiment_id: int, reports: Sequence[dict[str, Any]]) -> None:
     """Number the reports that a runner looks for in the order in which they become visible to it."""
     if validations := [report for report in reports if report["group"] == _VALIDATION]:
-        db.wait_for_turn(connection, "validations", experiment_id)
+        wait_for_turn(connection, "validations", experiment_id)
         last = connection.execute(_LAST_NUMBER, {"experiment": experiment_id}).scalar() or 0
         for number, report in enumerate(validations, last + 1):
             report["number"] = number

@@ -9,8 +9,9 @@ import sqlalchemy as sa
 
 from determined import errors
 
-from . import _database as db
-from ._data import CLAIMED_FOR_S, RunProcess
+from ._data.process import CLAIMED_FOR_S, RunProcess
+from ._database import schema as db
+from ._database.connections import wait_for_turn
 from ._queries import process_columns, process_of
 
 _RUNNERS = db.runners
@@ -18,7 +19,7 @@ _RUNNERS = db.runners
 
 def claim(connection: sa.Connection, experiment_id: int, process: RunProcess, *, force: bool) -> None:
     """Make a process the runner of an experiment, unless another one is or may be."""
-    db.wait_for_turn(connection, "claims", experiment_id)
+    wait_for_turn(connection, "claims", experiment_id)
     if not force:
         _require_free(experiment_id, _holder(_locked(connection, experiment_id)), process)
     now = time.time()

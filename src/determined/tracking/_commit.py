@@ -12,18 +12,11 @@ from determined import errors
 from determined._version import VERSION
 
 from . import _claims
-from . import _database as db
-from ._data import (
-    Changeset,
-    ExperimentChange,
-    NewTrial,
-    RunProcess,
-    RunState,
-    SearchEvent,
-    Snapshot,
-    TrialChange,
-    searcher_metric,
-)
+from ._data.changesets import Changeset, ExperimentChange, NewTrial, SearchEvent, Snapshot, TrialChange
+from ._data.messages import RunState
+from ._data.process import RunProcess
+from ._data.records import searcher_metric
+from ._database import schema as db
 from ._queries import columns_of, process_columns
 
 

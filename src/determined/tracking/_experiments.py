@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import pathlib
 import time
-import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
@@ -14,24 +12,27 @@ import sqlalchemy as sa
 from determined import errors
 
 from . import _claims, _commit, _queries, _requests
-from . import _database as db
-from ._data import (
+from ._data.changesets import (
     KEEP,
     Changeset,
     Control,
     Desired,
     ExperimentDescription,
     Keep,
-    RunProcess,
     RunRecord,
-    RunState,
     SearchEvent,
     Snapshot,
     TrialEntry,
     TrialRequest,
     Validation,
-    searcher_metric,
 )
+from ._data.messages import RunState
+from ._data.process import RunProcess
+from ._data.records import searcher_metric
+from ._database import schema as db
+from ._database.connections import data_version, errors_naming, for_reading, shown
+from ._database.files import OpenDatabase
+from ._database.migrations import opened
 
 _BATCH_SIZE = 1000
 # Made once, since runners ask often.
@@ -46,7 +47,7 @@ _LATER_VALIDATIONS = (
 )
 
 
-class ExperimentStore:
+class ExperimentStore(OpenDatabase):
     """Reads and writes one managed experiment, for its runner and for those who control it. Any thread may use it.
 
     Made by `create` for a new experiment and by `open` for one that is on record. Every call is a transaction of its
@@ -55,9 +56,8 @@ class ExperimentStore:
 
     def __init__(self, engine: sa.Engine, experiment_id: int, config: Mapping[str, object] | None) -> None:
         self.experiment_id = experiment_id
-        # One connection for all: SQLite tells each what others have stored, and it must not be told of its own.
-        self._engine = engine
-        self._file = db.OpenFile(engine.url)
+        # Its engine has one connection: SQLite tells each what others have stored, and it must not be told of its own.
+        super().__init__(engine)
         self._smaller_is_better = (searcher_metric(config) or (None, True))[1]
         self._process: RunProcess | None = None
         self._seen: tuple[int, int] | None = None
@@ -73,7 +73,7 @@ class ExperimentStore:
 
         `prepare` is called with the id before anybody can see the experiment. If it raises, nothing is on record.
         """
-        with db.opened(url_or_path, creating=True, has_one_connection=True) as engine:
+        with opened(url_or_path, creating=True, has_one_connection=True) as engine:
             with engine.begin() as connection:
                 insert = sa.insert(db.experiments).returning(db.experiments.c.id)
                 id = connection.execute(insert, _described(description)).scalar_one()
@@ -83,9 +83,9 @@ class ExperimentStore:
     @classmethod
     def open(cls, url_or_path: str | pathlib.Path, experiment_id: int) -> Self:
         """Return the store of a managed experiment that is on record."""
-        with db.opened(url_or_path, has_one_connection=True) as engine:
+        with opened(url_or_path, has_one_connection=True) as engine:
             query = sa.select(db.experiments).where(db.experiments.c.id == experiment_id)
-            with db.for_reading(engine).begin() as connection:
+            with for_reading(engine).begin() as connection:
                 row = connection.execute(query).one_or_none()
             return cls(engine, experiment_id, _managed(row, experiment_id, engine.url).config)
 
@@ -204,8 +204,8 @@ class ExperimentStore:
         if self._engine.dialect.name != "sqlite":
             return True
         self._file.require_in_place()
-        with db.errors_naming(self._engine.url):
-            before, self._seen = self._seen, db.data_version(self._engine)
+        with errors_naming(self._engine.url):
+            before, self._seen = self._seen, data_version(self._engine)
         return before != self._seen
 
     def runner(self) -> RunProcess | None:
@@ -228,32 +228,6 @@ class ExperimentStore:
                 )
             return _queries.runs(connection, trial_id)
 
-    def close(self) -> None:
-        """Close the connection to the database; the claim stays. Twice is fine."""
-        self._engine.dispose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: types.TracebackType | None,
-    ) -> None:
-        self.close()
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[sa.Connection]:
-        self._file.require_in_place()
-        with db.errors_naming(self._engine.url), self._engine.begin() as connection:
-            yield connection
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[sa.Connection]:
-        with db.errors_naming(self._engine.url), db.for_reading(self._engine).begin() as connection:
-            yield connection
-
 
 def _described(description: ExperimentDescription) -> dict[str, object]:
     is_paused = description.desired is Desired.PAUSED
@@ -269,7 +243,7 @@ def _described(description: ExperimentDescription) -> dict[str, object]:
 def _managed(row: sa.Row[Any] | None, experiment_id: int, url: sa.URL) -> sa.Row[Any]:
     if row is None:
         raise errors.NotOnRecordException(
-            f"there is no experiment {experiment_id} in {db.shown(url)!r}; `det experiment list` shows what there is."
+            f"there is no experiment {experiment_id} in {shown(url)!r}; `det experiment list` shows what there is."
         )
     if row.is_local:
         raise errors.InvalidRequestException(

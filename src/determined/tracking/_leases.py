@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import pathlib
 import socket
 import time
-import types
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
 from determined import errors
 
-from . import _database as db
-from ._data import Demand, Lease, RunProcess
+from ._data.changesets import Demand, Lease
+from ._data.process import RunProcess
+from ._database import schema as db
+from ._database.connections import wait_for_turn
+from ._database.files import OpenDatabase
+from ._database.migrations import opened
 from ._queries import fill, process_columns, process_of
 
 _LEASES = db.leases
@@ -26,7 +28,7 @@ _RUNNERS = sa.select(db.runners, *(db.experiments.c[name] for name in ("config",
 )
 
 
-class Slots:
+class Slots(OpenDatabase):
     """Hands out the slots of a host, numbered from 0, to trials. Any thread may use it.
 
     A slot belongs to a trial for as long as the process that holds it lives: whoever asks next frees those of
@@ -35,9 +37,8 @@ class Slots:
 
     def __init__(self, url_or_path: str | pathlib.Path, host: str | None = None) -> None:
         self.host = host or socket.gethostname()
-        with db.opened(url_or_path) as engine:
-            self._engine = engine
-            self._file = db.OpenFile(engine.url)
+        with opened(url_or_path) as engine:
+            super().__init__(engine)
 
     def take(
         self,
@@ -81,14 +82,12 @@ class Slots:
 
     def held(self) -> list[Lease]:
         """Return the slots of the host that are in use, by number."""
-        engine = db.for_reading(self._engine)
-        with db.errors_naming(engine.url), engine.begin() as connection:
+        with self._reading() as connection:
             return [lease for lease in self._leases(connection) if is_living(lease.process)]
 
     def demands(self) -> list[Demand]:
         """Return what the living runners on the host want and hold, those that run for longest first."""
-        engine = db.for_reading(self._engine)
-        with db.errors_naming(engine.url), engine.begin() as connection:
+        with self._reading() as connection:
             held = defaultdict[int, list[int]](list)
             for lease in self._leases(connection):
                 if is_living(lease.process):
@@ -97,30 +96,9 @@ class Slots:
         found = [_demand(row, held[row.id]) for row in rows if self._is_run_here(row)]
         return sorted(found, key=lambda demand: (demand.since, demand.experiment_id))
 
-    def close(self) -> None:
-        """Close the connections to the database; what was taken stays taken. Twice is fine."""
-        self._engine.dispose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: types.TracebackType | None,
-    ) -> None:
-        self.close()
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[sa.Connection]:
-        self._file.require_in_place()
-        with db.errors_naming(self._engine.url), self._engine.begin() as connection:
-            yield connection
-
     def _living(self, connection: sa.Connection) -> list[Lease]:
         """Return the leases whose holders live, and free the others; nobody else can take slots meanwhile."""
-        db.wait_for_turn(connection, "slots", zlib.crc32(self.host.encode()) - 2**31)
+        wait_for_turn(connection, "slots", zlib.crc32(self.host.encode()) - 2**31)
         leases = self._leases(connection)
         dead = [lease.slot for lease in leases if not is_living(lease.process)]
         if dead:

@@ -13,8 +13,10 @@ import sqlalchemy as sa
 from determined import errors
 from determined._home import home
 
-from . import _database as db
-from ._data import Problem
+from ._data.records import Problem
+from ._database import schema as db
+from ._database.access import Access
+from ._database.connections import SALVAGE, errors_naming, file_of, location, shown, vacuum_into
 from ._leases import is_living
 from ._queries import process_of
 
@@ -26,7 +28,7 @@ def check_database(url_or_path: str | pathlib.Path | None = None) -> list[Proble
 
     Looks for damage to the file, rows that belong to nothing, and claims and slots of processes that are gone.
     """
-    access = db.Access(url_or_path)
+    access = Access(url_or_path)
     try:
         with access.reading() as connection:
             return [*_damage(connection), *_stale_claims(connection), *_stale_leases(connection)]
@@ -39,10 +41,10 @@ def _damage(connection: sa.Connection) -> Iterator[Problem]:
         return
     for (found,) in connection.exec_driver_sql(f"PRAGMA integrity_check({_MAX_FINDINGS})"):
         if found != "ok":
-            yield Problem(what=f"The database is damaged: {found}.", remedy=db.SALVAGE)
+            yield Problem(what=f"The database is damaged: {found}.", remedy=SALVAGE)
     for row in connection.exec_driver_sql("PRAGMA foreign_key_check").fetchmany(_MAX_FINDINGS):
         what = f"Row {row[1]} of table {row[0]} belongs to a row of table {row[2]} that is not there."
-        yield Problem(what=what, remedy=db.SALVAGE)
+        yield Problem(what=what, remedy=SALVAGE)
 
 
 def _stale_claims(connection: sa.Connection) -> Iterator[Problem]:
@@ -73,17 +75,17 @@ def back_up(target: str | pathlib.Path, url_or_path: str | pathlib.Path | None =
 
     The copy is consistent and complete though others write meanwhile. `ConflictException` if the file exists.
     """
-    url, path = db.location(url_or_path or home().database), pathlib.Path(target).absolute()
-    source = db.file_of(url)
+    url, path = location(url_or_path or home().database), pathlib.Path(target).absolute()
+    source = file_of(url)
     if source is None:
         raise errors.InvalidRequestException(
-            f"the tracking database {db.shown(url)!r} is on a server; back it up with the server's own tools, such as "
+            f"the tracking database {shown(url)!r} is on a server; back it up with the server's own tools, such as "
             "pg_dump."
         )
     if not source.exists():
         raise errors.NotOnRecordException(f"there is no tracking database at {str(source)!r} to back up.")
-    with _new_file(path) as unfinished, db.errors_naming(url):
-        db.vacuum_into(url, unfinished)
+    with _new_file(path) as unfinished, errors_naming(url):
+        vacuum_into(url, unfinished)
 
 
 @contextlib.contextmanager

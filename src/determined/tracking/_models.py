@@ -11,8 +11,11 @@ import sqlalchemy as sa
 
 from determined import errors
 
-from . import _database as db
-from ._data import KEEP, CheckpointState, Keep, ModelRecord, ModelVersionRecord
+from ._data.changesets import KEEP, Keep
+from ._data.messages import CheckpointState
+from ._data.records import ModelRecord, ModelVersionRecord
+from ._database import schema as db
+from ._database.access import Access
 from ._queries import fill
 
 _MODELS, _VERSIONS = db.models.c, db.versions.c
@@ -28,7 +31,7 @@ class Registry:
     """
 
     def __init__(self, url_or_path: str | pathlib.Path | None = None) -> None:
-        self._access = db.Access(url_or_path)
+        self._access = Access(url_or_path)
 
     def create_model(
         self,

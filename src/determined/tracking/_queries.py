@@ -11,22 +11,19 @@ import sqlalchemy as sa
 
 from determined._processes import ProcessIdentity
 
-from . import _database as db
-from ._data import (
+from ._data.changesets import RunRecord, Validation
+from ._data.messages import CheckpointState, MetricReport, RunState
+from ._data.process import RunProcess
+from ._data.records import (
     BestValidation,
     CheckpointRecord,
-    CheckpointState,
     ExperimentRecord,
-    MetricReport,
-    RunProcess,
-    RunRecord,
-    RunState,
     TrialRecord,
-    Validation,
     ranking_metric,
     searcher_metric,
     summarize,
 )
+from ._database import schema as db
 
 # A run reports these at steps that follow each other, so its first one replaces all from that step on. Other groups
 # may begin anywhere: the machine's own metrics do at step 0.

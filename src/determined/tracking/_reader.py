@@ -10,18 +10,12 @@ import sqlalchemy as sa
 
 from determined import errors
 
-from . import _database as db
 from . import _queries
-from ._data import (
-    CheckpointRecord,
-    CheckpointState,
-    ExperimentRecord,
-    MetricReport,
-    Overview,
-    RunRecord,
-    TrialOverview,
-    TrialRecord,
-)
+from ._data.changesets import RunRecord
+from ._data.messages import CheckpointState, MetricReport
+from ._data.records import CheckpointRecord, ExperimentRecord, Overview, TrialOverview, TrialRecord
+from ._database import schema as db
+from ._database.access import Access
 
 _MIN_PREFIX = 4
 _MAX_CANDIDATES = 5
@@ -34,7 +28,7 @@ class TrackingReader:
     """
 
     def __init__(self, url_or_path: str | pathlib.Path | None = None) -> None:
-        self._access = db.Access(url_or_path)
+        self._access = Access(url_or_path)
 
     def marker(self) -> Hashable:
         """Return what differs from all before it if anything was stored meanwhile; costs next to nothing."""

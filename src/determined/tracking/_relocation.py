@@ -7,9 +7,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from . import _database as db
 from ._changes import TrialRef
-from ._data import searcher_metric
+from ._data.records import searcher_metric
+from ._database import schema as db
 
 _BATCH_SIZE = 1000
 

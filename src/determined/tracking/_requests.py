@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from determined import errors
 
-from . import _database as db
-from ._data import Control, Desired, TrialRequest
+from ._data.changesets import Control, Desired, TrialRequest
+from ._database import schema as db
 from ._queries import fill
 
 _EXPERIMENTS, _TRIALS = db.experiments.c, db.trials.c

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 import time
-import types
 from collections.abc import Sequence
 from typing import Self
 
@@ -12,13 +11,17 @@ import sqlalchemy as sa
 
 from determined import errors
 
-from . import _database as db
 from . import _queries, _relocation
 from ._changes import Changes, TrialRef
-from ._data import Message, RunDescription, RunState, best_value, is_comparable, searcher_metric
+from ._data.messages import Message, RunDescription, RunState
+from ._data.records import best_value, is_comparable, searcher_metric
+from ._database import schema as db
+from ._database.connections import empty_log, errors_naming, for_reading, shown
+from ._database.files import OpenDatabase, OpenFile
+from ._database.migrations import opened
 
 
-class TrialWriter:
+class TrialWriter(OpenDatabase):
     """Writes what happens in one trial. Any thread may use it, several at once too.
 
     Made by `start` for a new local run and by `attach` for a trial that is already recorded. In an experiment that a
@@ -30,13 +33,12 @@ class TrialWriter:
         self.experiment_id = of.experiment_id
         self.trial_id = of.trial_id
         self._of = of
-        self._engine = engine
-        self._file = db.OpenFile(engine.url)
+        super().__init__(engine)
 
     @classmethod
     def start(cls, url_or_path: str | pathlib.Path, run: RunDescription) -> Self:
         """Record a new experiment with one active trial; the database is created if there is none."""
-        with db.opened(url_or_path, creating=True) as engine:
+        with opened(url_or_path, creating=True) as engine:
             return cls(engine, _insert_run(engine, run))
 
     @classmethod
@@ -48,7 +50,7 @@ class TrialWriter:
         `run_id` is that of the trial's run that writes, in an experiment that a runner manages: what it reports is
         superseded when a later run starts from before that. In a local experiment it has no meaning.
         """
-        with db.opened(url_or_path) as engine:
+        with opened(url_or_path) as engine:
             return cls(engine, _find(engine, experiment_id, trial_id, run_id))
 
     def write(self, messages: Sequence[Message]) -> None:
@@ -56,7 +58,7 @@ class TrialWriter:
         if not messages:
             return
         changes = Changes(self._of)
-        with db.errors_naming(self._engine.url):
+        with errors_naming(self._engine.url):
             for message in messages:
                 changes.add(message)
             with self._engine.begin() as connection:
@@ -73,14 +75,14 @@ class TrialWriter:
             return False
         if self._of.is_managed:
             self._file.require_in_place()
-        with db.errors_naming(self._engine.url):
-            db.empty_log(self._engine)  # for those who have moved only the database itself
-        with db.opened(self._engine.url, creating=True) as engine:
-            reading = db.for_reading(self._engine)
+        with errors_naming(self._engine.url):
+            empty_log(self._engine)  # for those who have moved only the database itself
+        with opened(self._engine.url, creating=True) as engine:
+            reading = for_reading(self._engine)
             with reading.begin() as source, engine.begin() as target:
                 of = _relocation.carry_over(source, target, self._of)
         self._engine.dispose()
-        self._engine, self._of, self._file = engine, of, db.OpenFile(engine.url)
+        self._engine, self._of, self._file = engine, of, OpenFile(engine.url)
         self.experiment_id, self.trial_id = of.experiment_id, of.trial_id
         return True
 
@@ -90,8 +92,7 @@ class TrialWriter:
         None when there is none; what is not a finite number does not count, nor what a later run of its trial has
         superseded. The searcher's metric is found at once however many trials there are.
         """
-        engine = db.for_reading(self._engine)
-        with db.errors_naming(engine.url), engine.begin() as connection:
+        with self._reading() as connection:
             if metric == self._of.metric:
                 of_experiment = db.metrics.c.experiment_id == self.experiment_id
                 best = _queries.best(connection, smaller_is_better, of_experiment)
@@ -99,21 +100,6 @@ class TrialWriter:
             reports = _queries.reports_by_trial(connection, self.experiment_id, "validation").values()
             values = (report.metrics.get(metric) for of_trial in reports for report in of_trial)
             return best_value(filter(is_comparable, values), smaller_is_better)
-
-    def close(self) -> None:
-        """Close the connections to the database. Twice is fine."""
-        self._engine.dispose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: types.TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _insert_run(engine: sa.Engine, run: RunDescription) -> TrialRef:
@@ -128,11 +114,11 @@ def _find(engine: sa.Engine, experiment_id: int, trial_id: int, run_id: int | No
     experiments, trials = db.experiments.c, db.trials.c
     columns = sa.select(experiments.is_local, experiments.config, trials.run_id)
     query = columns.join(db.trials).where(trials.id == trial_id, experiments.id == experiment_id)
-    with db.for_reading(engine).begin() as connection:
+    with for_reading(engine).begin() as connection:
         row = connection.execute(query).one_or_none()
     if row is None:
         raise errors.NotOnRecordException(
-            f"{db.shown(engine.url)!r} has no trial {trial_id} in experiment {experiment_id}; "
+            f"{shown(engine.url)!r} has no trial {trial_id} in experiment {experiment_id}; "
             "`det experiment list` shows what there is."
         )
     metric, _ = searcher_metric(row.config) or (None, True)

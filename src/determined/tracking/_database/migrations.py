@@ -10,9 +10,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from determined import errors
-from determined.tracking._data import score_of, searcher_metric
+from determined.tracking._data.records import score_of, searcher_metric
 
-from . import _engine, _schema
+from . import schema
+from .connections import ELSEWHERE, create_file, errors_naming, file_of, location, shown, wait_for_turn, writing_engine
 
 VERSION = 6
 """The version of the schema that this program writes.
@@ -26,27 +27,27 @@ rows any more, scores of all validations.
 def version_of(connection: sa.Connection) -> int:
     """Return the version of the schema, 0 where nothing has been created yet; refuse one newer than this program's."""
     tables = set(sa.inspect(connection).get_table_names())
-    if _schema.schema_version.name in tables:
+    if schema.schema_version.name in tables:
         return _stored_version(connection)
     if tables:
         raise errors.DatabaseException(
-            f"{_engine.shown(connection.engine.url)!r} is a database of another program (it has the "
-            f"tables {', '.join(sorted(map(str, tables))[:5])}); {_engine.ELSEWHERE}."
+            f"{shown(connection.engine.url)!r} is a database of another program (it has the "
+            f"tables {', '.join(sorted(map(str, tables))[:5])}); {ELSEWHERE}."
         )
     if _had_tables(connection):
-        raise _schema.Damage("its tables are gone")
+        raise schema.Damage("its tables are gone")
     return 0
 
 
 def _stored_version(connection: sa.Connection) -> int:
-    version = connection.execute(sa.select(_schema.schema_version.c.version)).scalar_one_or_none()
+    version = connection.execute(sa.select(schema.schema_version.c.version)).scalar_one_or_none()
     if type(version) is not int or version < 1:
-        raise _schema.Damage(f"its schema version is {version!r}")
+        raise schema.Damage(f"its schema version is {version!r}")
     if version > VERSION:
         raise errors.SchemaVersionException(
-            f"the tracking database {_engine.shown(connection.engine.url)!r} has schema version {version}, "
+            f"the tracking database {shown(connection.engine.url)!r} has schema version {version}, "
             f"this Resolute knows versions up to {VERSION}; upgrade Resolute (pip install --upgrade "
-            f"resolute) or {_engine.ELSEWHERE}."
+            f"resolute) or {ELSEWHERE}."
         )
     return version
 
@@ -65,12 +66,12 @@ def opened(
 
     `creating` makes an SQLite file that is not there.
     """
-    url = url_or_path if isinstance(url_or_path, sa.URL) else _engine.location(url_or_path)
-    path = _engine.file_of(url)
+    url = url_or_path if isinstance(url_or_path, sa.URL) else location(url_or_path)
+    path = file_of(url)
     if creating and path is not None:
-        _engine.create_file(path)
-    with _engine.errors_naming(url):
-        engine = _engine.writing_engine(url, has_one_connection=has_one_connection)
+        create_file(path)
+    with errors_naming(url):
+        engine = writing_engine(url, has_one_connection=has_one_connection)
         try:
             migrate(engine)
             yield engine
@@ -85,13 +86,13 @@ def migrate(engine: sa.Engine) -> None:
     Safe when several processes do it at once: each reads the version after the other is done.
     """
     with engine.begin() as connection:
-        _engine.wait_for_turn(connection, "migrations", 0)
+        wait_for_turn(connection, "migrations", 0)
         version = version_of(connection)
         if version < VERSION:
             _use_partial_indexes(connection)
             if version:
                 _upgrade(connection)
-            _schema.metadata.create_all(connection)
+            schema.metadata.create_all(connection)
             if version:
                 _score_local_validations(connection)
             _set_version(connection)
@@ -100,7 +101,7 @@ def migrate(engine: sa.Engine) -> None:
 def _use_partial_indexes(connection: sa.Connection) -> None:
     # Not where the indexes are described: to name PostgreSQL there imports its dialect, which SQLite does not need.
     if connection.dialect.name == "postgresql":
-        for table in _schema.metadata.sorted_tables:
+        for table in schema.metadata.sorted_tables:
             for index in table.indexes:
                 index.dialect_options["postgresql"]["where"] = index.dialect_options["sqlite"]["where"]
 
@@ -111,7 +112,7 @@ def _upgrade(connection: sa.Connection) -> None:
     tables = set(inspected.get_table_names())
     if "tallies" in tables:
         connection.exec_driver_sql("DROP TABLE tallies")
-    for table in _schema.metadata.sorted_tables:
+    for table in schema.metadata.sorted_tables:
         if table.name in tables:
             present = {column["name"] for column in inspected.get_columns(table.name)}
             indexes = {str(index["name"]) for index in inspected.get_indexes(table.name)}
@@ -136,14 +137,14 @@ def _upgrade_table(connection: sa.Connection, table: sa.Table, present: set[str]
 
 def _score_local_validations(connection: sa.Connection) -> None:
     """Give the validations of local experiments what only those of managed ones had up to version 5."""
-    metrics, trials, experiments = _schema.metrics.c, _schema.trials, _schema.experiments
+    metrics, trials, experiments = schema.metrics.c, schema.trials, schema.experiments
     query = sa.select(metrics.id, metrics.metrics, experiments.c.id.label("experiment_id"), experiments.c.config)
     of_local = experiments.c.is_local.is_(True), metrics.group == "validation", metrics.experiment_id.is_(None)
     joined = query.join(trials, trials.c.id == metrics.trial_id).join(experiments)
     for row in connection.execute(joined.where(*of_local)).all():
         searched, _ = searcher_metric(row.config) or (None, True)
         values = {"experiment_id": row.experiment_id, "score": score_of(row.metrics, searched)}
-        connection.execute(sa.update(_schema.metrics).where(metrics.id == row.id).values(values))
+        connection.execute(sa.update(schema.metrics).where(metrics.id == row.id).values(values))
 
 
 def _definition(connection: sa.Connection, column: sa.Column[Any]) -> str:
@@ -151,6 +152,6 @@ def _definition(connection: sa.Connection, column: sa.Column[Any]) -> str:
 
 
 def _set_version(connection: sa.Connection) -> None:
-    _schema.schema_version.create(connection, checkfirst=True)
-    connection.execute(sa.delete(_schema.schema_version))
-    connection.execute(sa.insert(_schema.schema_version).values(id=1, version=VERSION))
+    schema.schema_version.create(connection, checkfirst=True)
+    connection.execute(sa.delete(schema.schema_version))
+    connection.execute(sa.insert(schema.schema_version).values(id=1, version=VERSION))

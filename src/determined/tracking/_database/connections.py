@@ -20,7 +20,7 @@ from sqlalchemy import event, exc, pool
 from determined import errors
 from determined._home import make_private
 
-from ._schema import Damage
+from .schema import Damage
 
 BUSY_TIMEOUT_S = 30.0  # seconds that a connection waits for another one's write
 _RETRY_DELAYS_S = 0.0005, 0.003  # seconds

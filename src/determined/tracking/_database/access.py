@@ -15,21 +15,23 @@ from sqlalchemy import pool
 from determined import errors
 from determined._home import home
 
-from . import _engine, _migrations, _schema
+from . import schema
+from .connections import errors_naming, file_of, location, reading_engine, shown, writing_engine
+from .migrations import VERSION, migrate, opened, version_of
 
 
 class Access:
     """Opens a database, by default that of the home folder, and holds no connection between uses."""
 
     def __init__(self, url_or_path: str | pathlib.Path | None) -> None:
-        self._url = _engine.location(url_or_path or home().database)
+        self._url = location(url_or_path or home().database)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sa.Connection]:
         """Give a connection that sees one point in time; it finds nothing where there is no database."""
-        path = _engine.file_of(self._url)
+        path = file_of(self._url)
         if path is None or path.exists():
-            with _engine.errors_naming(self._url), self._engine.connect() as connection:
+            with errors_naming(self._url), self._engine.connect() as connection:
                 if self._bring_up_to_date(connection):
                     with connection.begin():
                         yield connection
@@ -40,7 +42,7 @@ class Access:
     @contextlib.contextmanager
     def writing(self, *, creating: bool = False) -> Iterator[sa.Connection]:
         """Give a connection in a transaction; `creating` makes an SQLite file that is not there."""
-        with _migrations.opened(self._url, creating=creating) as engine:
+        with opened(self._url, creating=creating) as engine:
             with engine.begin() as connection:
                 yield connection
             engine.dispose()
@@ -50,7 +52,7 @@ class Access:
 
         SQLite writes to its log, or from there to the database. Nothing tells of PostgreSQL, where it always differs.
         """
-        path = _engine.file_of(self._url)
+        path = file_of(self._url)
         return (
             time.monotonic_ns() if path is None else tuple(map(_state_of, (path, path.with_name(f"{path.name}-wal"))))
         )
@@ -58,21 +60,21 @@ class Access:
     def missing(self, what: str, command: str) -> NoReturn:
         """Raise that something is not in the database, with the command that shows what is."""
         raise errors.NotOnRecordException(
-            f"there is no {what} in {_engine.shown(self._url)!r}; `{command}` shows what there is."
+            f"there is no {what} in {shown(self._url)!r}; `{command}` shows what there is."
         )
 
     @functools.cached_property
     def _engine(self) -> sa.Engine:
-        return _engine.reading_engine(self._url)
+        return reading_engine(self._url)
 
     def _bring_up_to_date(self, connection: sa.Connection) -> bool:
         """Return whether there are tables, which are not there while a run is just creating them."""
         with connection.begin():
-            version = _migrations.version_of(connection)
-        if 0 < version < _migrations.VERSION:
-            engine = _engine.writing_engine(self._url)
+            version = version_of(connection)
+        if 0 < version < VERSION:
+            engine = writing_engine(self._url)
             try:
-                _migrations.migrate(engine)
+                migrate(engine)
             finally:
                 engine.dispose()
         return version > 0
@@ -81,7 +83,7 @@ class Access:
 @contextlib.contextmanager
 def _empty_database() -> Iterator[sa.Connection]:
     with sa.create_engine("sqlite://", poolclass=pool.NullPool).begin() as connection:
-        _schema.metadata.create_all(connection, checkfirst=False)
+        schema.metadata.create_all(connection, checkfirst=False)
         yield connection
 
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import enum
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Dialect, TypeDecorator
+from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from determined._text import bounded
-from determined.tracking._data import (
-    CheckpointState,
-    Desired,
-    RunState,
-    TrialRequest,
-    decode_document,
-    encode_document,
-)
+from determined.tracking._data.changesets import Desired, TrialRequest
+from determined.tracking._data.json import decode_document, encode_document
+from determined.tracking._data.messages import CheckpointState, RunState
 
 MAX_GROUP_LENGTH = 400  # characters; databases cannot index names of any length
 
@@ -25,106 +21,84 @@ class Damage(Exception):
     """A stored value cannot be what was written."""
 
 
-class Text(TypeDecorator[str]):
-    """A string from anywhere: lone surrogates and NUL, which databases refuse, are stored as escapes."""
+class Converted(TypeDecorator[Any]):
+    """A column of a type whose values, but for NULL, are converted when they are stored and when they are read."""
 
-    impl = sa.Text
+    impl: TypeEngine[Any] | type[TypeEngine[Any]] = sa.Text
     cache_ok = True
 
-    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        """Return what is stored."""
-        if value is None:
-            return None
-        text = str(value)
-        if text.isascii() and "\0" not in text:
-            return text
-        return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
-
-
-class GroupName(Text):
-    """The name of a group of metrics: the end of a very long one is replaced by its checksum."""
-
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        """Return what is stored."""
-        return bounded(cast(str, super().process_bind_param(value, dialect)), MAX_GROUP_LENGTH)
-
-
-class Integer(TypeDecorator[int]):
-    """An integer, also one of numpy's."""
-
-    impl = sa.BigInteger
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> int | None:
-        """Return what is stored."""
-        return None if value is None else int(value)
-
-
-class Float(TypeDecorator[float]):
-    """A float, also one of numpy's. The negative zero is stored as 0: not all databases know it."""
-
-    impl = sa.Float
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> float | None:
-        """Return what is stored."""
-        return None if value is None else float(value) + 0.0
-
-
-class Document(TypeDecorator[Any]):
-    """A mapping as JSON, or a list where that is the kind."""
-
-    impl = sa.Text
-    cache_ok = True
-
-    def __init__(self, kind: type = dict) -> None:
+    def __init__(
+        self, impl: TypeEngine[Any], store: Callable[[Any], Any], read: Callable[[Any], Any] | None = None
+    ) -> None:
         super().__init__()
-        self.kind = kind
+        self.impl = impl
+        self.store = store
+        self.read = read
 
-    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:
         """Return what is stored."""
-        return None if value is None else encode_document(value)
+        return None if value is None else self.store(value)
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        """Return the mapping or list; `Damage` if it is neither."""
-        if value is None:
-            return None
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
+        """Return what is read; `Damage` if it cannot be what was stored."""
+        if value is None or self.read is None:
+            return value
+        try:
+            return self.read(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            text = ascii(value)
+            raise Damage(f"{text if len(text) <= 60 else f'{text[:60]}...'} {error}") from error
+
+
+def _storable_text(value: Any) -> str:
+    """Return a string from anywhere: lone surrogates and NUL, which databases refuse, become escapes."""
+    text = str(value)
+    if text.isascii() and "\0" not in text:
+        return text
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+def _storable_group(value: Any) -> str:
+    """Return the name of a group of metrics: the end of a very long one is replaced by its checksum."""
+    return bounded(_storable_text(value), MAX_GROUP_LENGTH)
+
+
+def _storable_float(value: Any) -> float:
+    return float(value) + 0.0  # not all databases know the negative zero
+
+
+def _document(kind: type) -> Converted:
+    """Return the type of a mapping or a list as JSON."""
+
+    def read(value: str) -> Any:
         try:
             found = decode_document(value)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise Damage(f"{_shortened(value)} is not JSON") from error
-        if not isinstance(found, self.kind):
-            raise Damage(f"{_shortened(value)} is not JSON of a {self.kind.__name__}")
+        except (TypeError, ValueError, RecursionError):
+            found = None
+        if not isinstance(found, kind):
+            raise ValueError(f"is not JSON of a {kind.__name__}")
         return found
 
+    return Converted(sa.Text(), encode_document, read)
 
-class Choice(TypeDecorator[Any]):
-    """A member of an enumeration, stored as its value."""
 
-    impl = sa.Text
-    cache_ok = True
+def _choice(kind: type[enum.StrEnum]) -> Converted:
+    """Return the type of a member of an enumeration, stored as its value."""
 
-    def __init__(self, kind: type[enum.StrEnum]) -> None:
-        super().__init__()
-        self.kind = kind
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        """Return what is stored."""
-        return None if value is None else self.kind(value).value
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> enum.StrEnum | None:
-        """Return the member; `Damage` if there is none of that value."""
+    def read(value: str) -> enum.StrEnum:
         try:
-            return None if value is None else self.kind(value)
-        except ValueError as error:
-            raise Damage(f"{_shortened(value)} is not a {self.kind.__name__}") from error
+            return kind(value)
+        except ValueError:
+            raise ValueError(f"is not a {kind.__name__}") from None
+
+    return Converted(sa.Text(), lambda value: kind(value).value, read)
 
 
-def _shortened(value: object) -> str:
-    text = ascii(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
+Text = Converted(sa.Text(), _storable_text)
+GroupName = Converted(sa.Text(), _storable_group)
+Integer = Converted(sa.BigInteger(), int)  # also of numpy's
+Float = Converted(sa.Float(), _storable_float)
+Document, DocumentList = _document(dict), _document(list)
 
 
 def _process() -> tuple[sa.Column[Any], ...]:
@@ -153,7 +127,7 @@ experiments = sa.Table(
     sa.Column("name", Text, nullable=False),
     sa.Column("config", Document),
     sa.Column("is_local", sa.Boolean, nullable=False),  # its one trial's state is its state
-    sa.Column("state", Choice(RunState), nullable=False),
+    sa.Column("state", _choice(RunState), nullable=False),
     sa.Column("progress", Float),
     sa.Column("started", Float, nullable=False),
     sa.Column("ended", Float),
@@ -161,10 +135,10 @@ experiments = sa.Table(
     sa.Column("project", Text),
     sa.Column("workspace", Text),
     sa.Column("notes", Text),
-    sa.Column("labels", Document(list)),
+    sa.Column("labels", DocumentList),
     sa.Column("archived", sa.Boolean),
     # Of managed experiments: what people want.
-    sa.Column("desired", Choice(Desired)),
+    sa.Column("desired", _choice(Desired)),
     sa.Column("priority", sa.Integer),
     sa.Column("max_slots", sa.Integer),
     # Ids name folders of TensorBoard files: one that was deleted must not come back.
@@ -186,7 +160,7 @@ trials = sa.Table(
     sa.Column("source_checkpoint", Text),
     sa.Column("source_steps_completed", Integer),
     sa.Column("source_reported_steps", Integer),
-    sa.Column("state", Choice(RunState), nullable=False),
+    sa.Column("state", _choice(RunState), nullable=False),
     sa.Column("reason", Text),
     sa.Column("status", Text),
     sa.Column("progress", Float),
@@ -197,7 +171,7 @@ trials = sa.Table(
     sa.Column("request_id", Text),
     sa.Column("run_id", sa.Integer),
     sa.Column("restarts", sa.Integer),
-    sa.Column("requested", Choice(TrialRequest)),
+    sa.Column("requested", _choice(TrialRequest)),
     _identity(),
     sa.Index("trials_by_request", "experiment_id", "request_id", unique=True),
     _partial_index("trials_by_requested", "requested IS NOT NULL", "experiment_id", "requested"),
@@ -234,7 +208,7 @@ checkpoints = sa.Table(
     sa.Column("metadata", Document, nullable=False),
     sa.Column("resources", Document, nullable=False),
     sa.Column("size", Integer, nullable=False),
-    sa.Column("state", Choice(CheckpointState), nullable=False),
+    sa.Column("state", _choice(CheckpointState), nullable=False),
     sa.Column("time", Float, nullable=False),
 )
 
@@ -273,7 +247,7 @@ runs = sa.Table(
     sa.Column("started", Float, nullable=False),
     sa.Column("ended", Float),
     sa.Column("reason", Text),
-    sa.Column("outcome", Choice(RunState)),
+    sa.Column("outcome", _choice(RunState)),
     sa.Column("outcome_reason", Text),
     _identity(),
     sa.UniqueConstraint("trial_id", "run_id"),
@@ -310,7 +284,7 @@ models = sa.Table(
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("name", Text, nullable=False, unique=True),
     sa.Column("description", Text),
-    sa.Column("labels", Document(list), nullable=False),
+    sa.Column("labels", DocumentList, nullable=False),
     sa.Column("metadata", Document, nullable=False),
     sa.Column("notes", Text),
     sa.Column("archived", sa.Boolean, nullable=False),
@@ -330,7 +304,7 @@ versions = sa.Table(
     sa.Column("name", Text),
     sa.Column("comment", Text),
     sa.Column("notes", Text),
-    sa.Column("labels", Document(list), nullable=False),
+    sa.Column("labels", DocumentList, nullable=False),
     sa.Column("metadata", Document, nullable=False),
     sa.Column("created", Float, nullable=False),
     sa.UniqueConstraint("model_id", "number"),

@@ -7,8 +7,8 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ._messages import RunState
-from ._process import RunProcess
+from .messages import RunState
+from .process import RunProcess
 
 
 class Keep(enum.Enum):

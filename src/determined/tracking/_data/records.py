@@ -8,9 +8,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ._changesets import Desired, RunRecord, TrialRequest
-from ._messages import CheckpointState, MetricReport, RunState
-from ._process import RunProcess
+from .changesets import Desired, RunRecord, TrialRequest
+from .messages import CheckpointState, MetricReport, RunState
+from .process import RunProcess
 
 _LOSS_NAMES = ("validation_loss", "val_loss", "loss")
 
