@@ -353,11 +353,15 @@ def test_what_people_ask_for_is_what_the_runner_sees(ledger: tracking.Experiment
     ids = add_trials(ledger, 3)
     with tracking.ExperimentStore.open(database, 1) as people:
         people.ask(desired=Desired.PAUSED, max_slots=2, priority=10)
-        people.ask(wishes={ids[0]: tracking.TrialRequest.STOP, ids[2]: tracking.TrialRequest.KILL})
+        people.ask(requests={ids[0]: tracking.TrialRequest.STOP, ids[2]: tracking.TrialRequest.KILL})
     control = ledger.control()
     assert (control.desired, control.max_slots, control.priority) == (Desired.PAUSED, 2, 10)
-    assert control.wishes == {ids[0]: tracking.TrialRequest.STOP, ids[2]: tracking.TrialRequest.KILL}
-    assert [trial.wish for trial in ledger.trials()] == [tracking.TrialRequest.STOP, None, tracking.TrialRequest.KILL]
+    assert control.requests == {ids[0]: tracking.TrialRequest.STOP, ids[2]: tracking.TrialRequest.KILL}
+    assert [trial.requested for trial in ledger.trials()] == [
+        tracking.TrialRequest.STOP,
+        None,
+        tracking.TrialRequest.KILL,
+    ]
 
 
 def test_a_limit_can_be_lifted_and_the_rest_stays(database: pathlib.Path) -> None:
@@ -367,11 +371,11 @@ def test_a_limit_can_be_lifted_and_the_rest_stays(database: pathlib.Path) -> Non
         assert (control.max_slots, control.priority, control.desired) == (None, 10, Desired.ACTIVE)
 
 
-def test_a_wish_that_was_granted_is_cleared(ledger: tracking.ExperimentStore) -> None:
+def test_a_request_that_was_met_is_cleared(ledger: tracking.ExperimentStore) -> None:
     (id,) = add_trials(ledger)
-    ledger.ask(wishes={id: tracking.TrialRequest.STOP})
-    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=id, clears_wish=True)]))
-    assert ledger.control().wishes == {}
+    ledger.ask(requests={id: tracking.TrialRequest.STOP})
+    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=id, clears_request=True)]))
+    assert ledger.control().requests == {}
 
 
 def test_an_experiment_that_ends_cannot_be_made_to_go_on(ledger: tracking.ExperimentStore) -> None:
@@ -388,20 +392,20 @@ def test_nothing_can_be_wanted_of_what_has_ended(ledger: tracking.ExperimentStor
     (id,) = add_trials(ledger)
     ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=id, state=RunState.COMPLETED)]))
     with pytest.raises(errors.TrackingException, match=r"trial 1 cannot kill: it has ended \(COMPLETED\)"):
-        ledger.ask(desired=Desired.PAUSED, wishes={id: tracking.TrialRequest.KILL})
+        ledger.ask(desired=Desired.PAUSED, requests={id: tracking.TrialRequest.KILL})
     assert ledger.control().desired is Desired.ACTIVE, "all of it or nothing"
     ledger.commit(Changeset(experiment_change=tracking.ExperimentChange(state=RunState.COMPLETED)))
     with pytest.raises(errors.TrackingException, match=r"has ended \(COMPLETED\); `det experiment continue 1`"):
         ledger.ask(desired=Desired.KILLED)
 
 
-def test_a_wish_for_a_trial_of_another_experiment_is_refused(
+def test_a_request_for_a_trial_of_another_experiment_is_refused(
     ledger: tracking.ExperimentStore, database: pathlib.Path
 ) -> None:
     with driving.claimed(database) as other:
         (id,) = add_trials(other)
     with pytest.raises(errors.TrackingException, match=f"no trial {id} in experiment 1"):
-        ledger.ask(wishes={id: tracking.TrialRequest.STOP})
+        ledger.ask(requests={id: tracking.TrialRequest.STOP})
 
 
 def test_an_ended_experiment_can_be_begun_anew(

@@ -49,11 +49,11 @@ def test_an_experiment_is_driven(url: str) -> None:
         begin_runs(ledger, [second], run_id=2, step=1)
         snapshot = tracking.Snapshot(number=2, state={"a": [1]})
         ledger.commit(Changeset(events=[event(1), event(2)], snapshot=snapshot))
-        ledger.ask(desired=Desired.PAUSED, wishes={first: tracking.TrialRequest.STOP})
+        ledger.ask(desired=Desired.PAUSED, requests={first: tracking.TrialRequest.STOP})
         assert ledger.changed()
         assert [(one.id, one.trial_id) for one in ledger.validations(1)] == [(2, first), (3, second), (4, second)]
         assert (ledger.events(), ledger.snapshot()) == ([event(1), event(2)], snapshot)
-        assert (ledger.control().desired, ledger.control().wishes) == (
+        assert (ledger.control().desired, ledger.control().requests) == (
             Desired.PAUSED,
             {first: tracking.TrialRequest.STOP},
         )

@@ -168,7 +168,7 @@ def test_a_database_of_version_2_is_read_as_it_is(database: pathlib.Path) -> Non
     ]
     trial = records.trial(2)
     assert (trial.hparams, trial.metadata, trial.progress) == ({"lr": 0.1, "note": "é😀"}, {"tag": "x"}, 0.5)
-    assert (trial.request_id, trial.run_id, trial.restarts, trial.wish) == (None, 0, 0, None)
+    assert (trial.request_id, trial.run_id, trial.restarts, trial.requested) == (None, 0, 0, None)
     experiment = records.experiment(1)
     assert (experiment.labels, experiment.description, experiment.is_archived, experiment.is_local) == (
         (),
@@ -200,7 +200,7 @@ def test_a_managed_experiment_of_an_older_version_goes_on(version: int, database
         assert [(one.id, one.trial_id) for one in store.validations()] == [(n, 2 + (n > 3)) for n in range(1, 7)]
         assert len(store.events()) == 2
         assert store.snapshot() == tracking.Snapshot(number=2, state={"a": [1]})
-        assert store.control().wishes == {2: tracking.TrialRequest.STOP}
+        assert store.control().requests == {2: tracking.TrialRequest.STOP}
         best = store.best()
         assert best is not None
         assert (best.trial_id, best.steps_completed) == (2, 3), "what the second run of trial 3 replaces is left out"

@@ -169,7 +169,7 @@ def test_pause_button_pauses(site: Site) -> None:
 def test_kill_button_of_a_trial_asks_for_its_end(site: Site) -> None:
     trial = site.trials(site.add_experiment("to kill"))[0]
     assert site.post(f"/trials/{trial}/kill").status == 200
-    assert tracking.TrackingReader(site.home.database).trial(trial).wish is tracking.TrialRequest.KILL
+    assert tracking.TrackingReader(site.home.database).trial(trial).requested is tracking.TrialRequest.KILL
 
 
 def test_impossible_wish_is_explained(site: Site) -> None:

@@ -77,7 +77,7 @@ def kill_trial(trial_id: int, at: Home | None = None) -> None:
     """Ask the runner, or the next one, to end a trial at once; its experiment goes on."""
     experiment_id = TrackingReader((at or _home.home()).database).trial(trial_id).experiment_id
     with _open(experiment_id, at) as store:
-        store.ask(wishes={trial_id: TrialRequest.KILL})
+        store.ask(requests={trial_id: TrialRequest.KILL})
 
 
 def continue_experiment(

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from determined import errors
 
 from . import _queries
-from ._data.changesets import KEEP, Keep
+from ._data.changesets import KEEP, Keep, given
 from ._data.messages import RunState
 from ._data.process import RunProcess
 from ._database import schema as db
@@ -43,21 +43,12 @@ class Catalog:
         archived: bool | Keep = KEEP,
     ) -> None:
         """Replace what is given of an experiment; one that a living process is at work on cannot be archived."""
-        given = {
-            "name": name,
-            "description": description,
-            "labels": labels if isinstance(labels, Keep) else list(labels),
-            "project": project,
-            "workspace": workspace,
-            "notes": notes,
-            "archived": archived,
-        }
-        changes: dict[str, Any] = {key: value for key, value in given.items() if value is not KEEP}
+        texts = given(name=name, description=description, project=project, workspace=workspace, notes=notes)
         with self._access.writing() as connection:
             row = self._locked(connection, id)
             if archived is True:
                 _require_idle(connection, row, "archived")
-            _change(connection, id, changes)
+            _change(connection, id, texts | given(labels=labels, archived=archived))
 
     def add_label(self, experiment_id: int, label: str) -> None:
         """Give an experiment one more label; nothing happens if it has it."""

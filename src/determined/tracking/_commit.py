@@ -91,7 +91,7 @@ def _of_trial(change: TrialChange) -> dict[str, Any]:
     changes = _given(reason=change.reason, run_id=change.run_id, restarts=change.restarts)
     if change.handle is not None or change.run_id is not None:
         changes |= _handle_columns(change.handle)
-    if change.clears_wish:
+    if change.clears_request:
         changes["requested"] = None
     return changes | _state(change.state, change.ended)
 

@@ -25,13 +25,14 @@ from ._data.changesets import (
     TrialEntry,
     TrialRequest,
     Validation,
+    given,
 )
 from ._data.messages import RunState
 from ._data.process import RunProcess
 from ._data.records import searcher_metric
 from ._database import schema as db
+from ._database.access import OpenDatabase
 from ._database.connections import data_version, errors_naming, for_reading, shown
-from ._database.files import OpenDatabase
 from ._database.migrations import opened
 
 _BATCH_SIZE = 1000
@@ -56,7 +57,7 @@ class ExperimentStore(OpenDatabase):
 
     def __init__(self, engine: sa.Engine, experiment_id: int, config: Mapping[str, object] | None) -> None:
         self.experiment_id = experiment_id
-        # Its engine has one connection: SQLite tells each what others have stored, and it must not be told of its own.
+        # Its engine has one connection: SQLite reports to each what others have stored.
         super().__init__(engine)
         self._smaller_is_better = (searcher_metric(config) or (None, True))[1]
         self._process: RunProcess | None = None
@@ -90,7 +91,7 @@ class ExperimentStore(OpenDatabase):
             return cls(engine, experiment_id, _managed(row, experiment_id, engine.url).config)
 
     def claim(self, process: RunProcess | None = None, *, force: bool = False) -> None:
-        """Become the runner of the experiment, as this process or another one; `TrackingException` if it has one.
+        """Become the runner of the experiment, as this process or another one; `ConflictException` if it has one.
 
         A runner that is gone is replaced. One on another host cannot be asked whether it still runs: it counts as gone
         when it has not renewed its claim for two minutes. `force` takes over from it, or from any other, whose next
@@ -104,7 +105,7 @@ class ExperimentStore(OpenDatabase):
     def renew(self) -> None:
         """Prolong the claim, for those who cannot see this process: for them it is gone a while after the claim ends.
 
-        `TrackingException` if another runner has taken over.
+        `ConflictException` if another runner has taken over.
         """
         if self._process is not None:
             with self._writing() as connection:
@@ -183,23 +184,22 @@ class ExperimentStore(OpenDatabase):
         desired: Desired | None = None,
         max_slots: int | Keep | None = KEEP,
         priority: int | Keep | None = KEEP,
-        wishes: Mapping[int, TrialRequest] | None = None,
+        requests: Mapping[int, TrialRequest] | None = None,
     ) -> None:
-        """Tell the runner, or the next one, what people want; `wishes` are by trial id.
+        """Tell the runner, or the next one, what people want; `requests` are by trial id.
 
-        `TrackingException` if the experiment or one of the trials has ended, if an experiment that is being canceled
-        or killed should go on, or if no trial fits into `max_slots`.
+        `ConflictException` if the experiment or one of the trials has ended, or if an experiment that is being canceled
+        or killed should go on; `InvalidRequestException` if no trial fits into `max_slots`.
         """
-        given = {"max_slots": max_slots, "priority": priority}
-        limits = {name: value for name, value in given.items() if not isinstance(value, Keep)}
+        limits = given(max_slots=max_slots, priority=priority)
         with self._writing() as connection:
-            _requests.ask(connection, self.experiment_id, desired, limits, wishes or {})
+            _requests.ask(connection, self.experiment_id, desired, limits, requests or {})
 
     def changed(self) -> bool:
         """Return whether others have stored anything since the last call; True at the first one.
 
         Costs next to nothing. What this store stored itself does not count. With PostgreSQL always True.
-        `TrackingException` if the file of the database was deleted, moved or replaced.
+        `DatabaseException` if the file of the database was deleted, moved or replaced.
         """
         if self._engine.dialect.name != "sqlite":
             return True
@@ -224,7 +224,7 @@ class ExperimentStore(OpenDatabase):
             trial = _queries.trial_row(connection, trial_id)
             if trial is None or trial.experiment_id != self.experiment_id:
                 raise errors.NotOnRecordException(
-                    f"there is no trial {trial_id} in experiment {self.experiment_id}; trials() tells which there are."
+                    f"there is no trial {trial_id} in experiment {self.experiment_id}; trials() lists its trials."
                 )
             return _queries.runs(connection, trial_id)
 
@@ -232,7 +232,6 @@ class ExperimentStore(OpenDatabase):
 def _described(description: ExperimentDescription) -> dict[str, object]:
     is_paused = description.desired is Desired.PAUSED
     return _queries.columns_of(description) | {
-        "labels": list(description.labels),
         "is_local": False,
         "state": RunState.PAUSED if is_paused else RunState.ACTIVE,
         "progress": 0.0,
@@ -261,5 +260,4 @@ def _entry(row: sa.Row[Any]) -> TrialEntry:
         run_id=row.run_id or 0,
         restarts=row.restarts or 0,
         process=_queries.process_of(row),
-        wish=row.requested,
     )

@@ -17,8 +17,8 @@ from determined import errors
 from ._data.changesets import Demand, Lease
 from ._data.process import RunProcess
 from ._database import schema as db
+from ._database.access import OpenDatabase
 from ._database.connections import wait_for_turn
-from ._database.files import OpenDatabase
 from ._database.migrations import opened
 from ._queries import fill, process_columns, process_of
 

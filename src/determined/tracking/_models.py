@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from determined import errors
 
-from ._data.changesets import KEEP, Keep
+from ._data.changesets import KEEP, Keep, given
 from ._data.messages import CheckpointState
 from ._data.records import ModelRecord, ModelVersionRecord
 from ._database import schema as db
@@ -42,7 +42,7 @@ class Registry:
     ) -> ModelRecord:
         """Add a model without versions; `ConflictException` if there is one of that name."""
         now = time.time()
-        values = {"name": name, "description": description, "labels": list(labels), "metadata": metadata or {}}
+        values = {"name": name, "description": description, "labels": labels, "metadata": metadata or {}}
         initial = {"created": now, "updated": now, "archived": False, "last_version": 0}
         with self._access.writing(creating=True) as connection:
             _require_new_name(connection, name)
@@ -72,12 +72,12 @@ class Registry:
         archived: bool | Keep = KEEP,
     ) -> ModelRecord:
         """Replace what is given of a model and return it."""
-        given = {"name": name, "description": description, "metadata": metadata, "notes": notes, "archived": archived}
         with self._access.writing() as connection:
             model = self._found(connection, name_or_id)
             if isinstance(name, str):
                 _require_new_name(connection, name, except_id=model.id)
-            values = _given(given, labels) | {"updated": time.time()}
+            texts = given(name=name, description=description, notes=notes, updated=time.time())
+            values = texts | given(labels=labels, metadata=metadata, archived=archived)
             connection.execute(sa.update(db.models).where(_MODELS.id == model.id).values(values))
             return _model(self._found(connection, model.id))
 
@@ -133,7 +133,7 @@ class Registry:
         metadata: Mapping[str, Any] | Keep = KEEP,
     ) -> ModelVersionRecord:
         """Replace what is given of a version and return it."""
-        changes = _given({"name": name, "comment": comment, "notes": notes, "metadata": metadata}, labels)
+        changes = given(name=name, comment=comment, notes=notes, labels=labels, metadata=metadata)
         with self._access.writing() as connection:
             row = self._found(connection, model)
             if changes:
@@ -186,11 +186,6 @@ def _require_new_name(connection: sa.Connection, name: str, except_id: int | Non
             f"there is a model named {name!r} already (id {id}); choose another name, or add a version to that one by "
             "`det model register-version`."
         )
-
-
-def _given(values: Mapping[str, Any], labels: Sequence[str] | Keep) -> dict[str, Any]:
-    given = {name: value for name, value in values.items() if value is not KEEP}
-    return given if isinstance(labels, Keep) else {**given, "labels": list(labels)}
 
 
 def _of_version(model: sa.Row[Any], number: int) -> tuple[sa.ColumnElement[bool], ...]:

@@ -71,14 +71,8 @@ def process_of(row: sa.Row[Any]) -> RunProcess | None:
 
 def process_columns(process: RunProcess | None) -> dict[str, Any]:
     """Return the columns that name a process, or that none is known."""
-    if process is None:
-        return {"pid": 0, "process_started": 0.0, "host": "", "identity": None}
-    return {
-        "pid": process.pid,
-        "process_started": process.started,
-        "host": process.host,
-        "identity": None if process.identity is None else process.identity.to_json(),
-    }
+    columns = (process or RunProcess(pid=0, host="")).to_json()
+    return {"process_started": columns.pop("started"), **columns}
 
 
 def runner_of(connection: sa.Connection, experiment_id: int) -> RunProcess | None:
@@ -177,7 +171,6 @@ def _trial(
         summary=summarize(reports),
         run_id=row.run_id or 0,
         restarts=row.restarts or 0,
-        wish=row.requested,
         runner=runner,
     )
 

@@ -31,7 +31,7 @@ def control(connection: sa.Connection, experiment_id: int) -> Control:
     experiment = connection.execute(_OF_EXPERIMENT, which).one()
     requested = connection.execute(_REQUESTED, which)
     return fill(
-        Control, experiment, wishes={row.id: row.requested for row in sorted(requested, key=lambda row: int(row.id))}
+        Control, experiment, requests={row.id: row.requested for row in sorted(requested, key=lambda row: int(row.id))}
     )
 
 

@@ -229,7 +229,7 @@ def test_a_new_runner_goes_on_while_runs_of_the_last_one_still_stop(tmp_path: pa
     dying(simulation, 4)
     simulation.executor.lingering = 1000.0
     with ExperimentStore.open(simulation.home.database, simulation.experiment_id) as people:
-        asked(simulation, 5.0, lambda: people.ask(wishes={1: TrialRequest.KILL}))
+        asked(simulation, 5.0, lambda: people.ask(requests={1: TrialRequest.KILL}))
         assert simulation.run() is RunState.COMPLETED
     assert states(simulation) == {RunState.COMPLETED: 3, RunState.CANCELED: 1}
     trials = {trial.id: trial for trial in simulation.store.trials()}
@@ -304,7 +304,7 @@ def test_a_canceled_experiment_creates_no_more_trials(tmp_path: pathlib.Path, de
 def test_one_trial_can_be_killed(tmp_path: pathlib.Path) -> None:
     searcher = {"name": "random", "metric": "loss", "max_trials": 4}
     simulation = simulated(tmp_path, {"hyperparameters": lr(), "searcher": searcher}, learning, slots=2)
-    asked(simulation, 5.0, lambda: simulation.store.ask(wishes={1: TrialRequest.KILL}))
+    asked(simulation, 5.0, lambda: simulation.store.ask(requests={1: TrialRequest.KILL}))
     assert simulation.run() is RunState.COMPLETED
     assert states(simulation) == {RunState.COMPLETED: 3, RunState.CANCELED: 1}
 

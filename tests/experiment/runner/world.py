@@ -42,7 +42,7 @@ class Record:
             started=0.0,
             max_slots=None,
             priority=None,
-            wishes={},
+            requests={},
         )
         self.trials: dict[int, TrialEntry] = {}
         self.runs: dict[tuple[int, int], str | None] = {}
@@ -61,8 +61,8 @@ class Record:
         return {trial_id: None for (trial_id, _), reason in self.runs.items() if reason is None}
 
     def ask(self, desired: Desired | None = None, **requests: TrialRequest) -> None:
-        wishes = {**self.control.wishes, **{int(id.removeprefix("trial")): what for id, what in requests.items()}}
-        self.control = dataclasses.replace(self.control, desired=desired or self.control.desired, wishes=wishes)
+        asked = {**self.control.requests, **{int(id.removeprefix("trial")): what for id, what in requests.items()}}
+        self.control = dataclasses.replace(self.control, desired=desired or self.control.desired, requests=asked)
 
     def commit(self, changes: Changeset) -> list[int]:
         numbers = [event.number for event in changes.events]
@@ -91,7 +91,7 @@ class Record:
             hparams=hparams,
             seed=seed,
             progress=None,
-            wish=None,
+            requested=None,
             started=0.0,
             ended=None,
         )
@@ -107,9 +107,9 @@ class Record:
             assert change.run_id == trial.run_id + 1
             assert all(reason is not None for (id, _), reason in self.runs.items() if id == trial.id)
             self.runs[trial.id, change.run_id] = None
-        if change.clears_wish:
-            wishes = {id: wish for id, wish in self.control.wishes.items() if id != trial.id}
-            self.control = dataclasses.replace(self.control, wishes=wishes)
+        if change.clears_request:
+            open_requests = {id: one for id, one in self.control.requests.items() if id != trial.id}
+            self.control = dataclasses.replace(self.control, requests=open_requests)
         given = {"state": change.state, "run_id": change.run_id, "restarts": change.restarts, "reason": change.reason}
         given = {name: value for name, value in given.items() if value is not None}
         self.trials[trial.id] = dataclasses.replace(trial, **given)

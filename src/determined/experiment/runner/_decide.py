@@ -168,7 +168,7 @@ class _Step:
             state.stop_reason = wanted
         elif wanted is None and state.stop_reason is StopReason.PAUSE:
             state.stop_reason = None  # activated again before all trials had stopped
-        for trial_id, request in state.control.wishes.items():
+        for trial_id, request in state.control.requests.items():
             if (trial := state.trials.get(trial_id)) is not None:
                 self._ask_to_stop(trial, StopReason.KILL if request is TrialRequest.KILL else StopReason.CANCEL)
 
@@ -277,7 +277,7 @@ class _Step:
         self._state.final_states[trial.id] = outcome.state
         logger.info("trial %d: %s%s", trial.id, outcome.state, f" ({outcome.reason})" if outcome.reason else "")
         self._trial_changes.append(
-            dataclasses.replace(change, state=outcome.state, reason=outcome.reason, clears_wish=True)
+            dataclasses.replace(change, state=outcome.state, reason=outcome.reason, clears_request=True)
         )
         if not self._state.is_ending:
             self._feed(Exited(trial.request_id, outcome.exit))

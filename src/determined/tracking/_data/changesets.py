@@ -1,4 +1,4 @@
-"""What a runner and the tracking database tell each other about a driven experiment. Plain data, cheap to import."""
+"""What a runner stores and reads of a managed experiment. Plain data, cheap to import."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ KEEP = Keep.KEEP
 """What is passed for a value that stays as it is."""
 
 
+def given(**values: Any) -> dict[str, Any]:
+    """Return the values that do not stay as they are."""
+    return {name: value for name, value in values.items() if value is not KEEP}
+
+
 class Desired(enum.StrEnum):
     """What people want an experiment to do."""
 
@@ -39,7 +44,7 @@ class TrialRequest(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentDescription:
-    """What is known of a driven experiment when it is created."""
+    """What is known of a managed experiment when it is created."""
 
     name: str
     config: Mapping[str, Any]
@@ -105,7 +110,7 @@ class TrialChange:
     ended: float | None = None
     run_ended: float | None = None
     run_reason: str | None = None
-    clears_wish: bool = False
+    clears_request: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +143,7 @@ class Changeset:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """What people want of a driven experiment, with wishes by trial id, and where it stands."""
+    """What people want of a managed experiment, with requests by trial id, and its state."""
 
     desired: Desired
     state: RunState
@@ -146,7 +151,7 @@ class Control:
     started: float
     max_slots: int | None
     priority: int | None
-    wishes: Mapping[int, TrialRequest]
+    requests: Mapping[int, TrialRequest]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,11 +177,11 @@ class TrialEntry:
     status: str | None
     run_id: int  # of its latest run; 0 before the first
     restarts: int
-    process: RunProcess | None  # of its latest run, if that was told
+    process: RunProcess | None  # of its latest run, if that is known
     hparams: Mapping[str, Any]
     seed: int
     progress: float | None
-    wish: TrialRequest | None
+    requested: TrialRequest | None  # what people want of it
     started: float
     ended: float | None
 

@@ -10,10 +10,7 @@ from typing import Any
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _ESCAPE = "\\"
 # Python refuses to write integers beyond 4300 decimal digits; this many bits stay well below.
-_MOST_BITS = 8192
-_MOST_DIGITS = 2400  # fewer than an integer of that many bits has
-_SIMPLE = {float, int, str, bool, type(None)}
-_ENCODER = json.JSONEncoder(allow_nan=False)
+_MAX_BITS = 8192
 
 
 def encode_json(value: Any, *, indent: int | None = None) -> str:
@@ -22,14 +19,12 @@ def encode_json(value: Any, *, indent: int | None = None) -> str:
     NaN and the infinities become the strings "NaN", "Infinity" and "-Infinity"; arrays, tensors and their
     scalars become lists and numbers; what JSON cannot hold becomes its `str()`.
     """
-    if indent is not None:
-        return json.dumps(_storable(value, str), indent=indent, allow_nan=False)
-    return _simple_json(value) or _ENCODER.encode(_storable(value, str))
+    return json.dumps(_storable(value, str), indent=indent, allow_nan=False)
 
 
 def encode_document(value: Any) -> str:
     """Return the JSON of a column: as `encode_json`, but strings that spell non-finite numbers are escaped."""
-    return _simple_json(value) or _ENCODER.encode(_storable(value, _escaped))
+    return json.dumps(_storable(value, _escaped), allow_nan=False)
 
 
 def decode_document(text: str) -> Any:
@@ -42,29 +37,13 @@ def as_stored(value: Any) -> Any:
     return decode_document(encode_document(value))
 
 
-def _simple_json(value: Any) -> str | None:
-    """Return the JSON of a flat dict that needs no conversion, as most metrics are; None for other values."""
-    if (
-        type(value) is not dict
-        or not _SIMPLE.issuperset(map(type, value.values()))
-        or not {str}.issuperset(map(type, value))
-    ):
-        return None
-    try:
-        text = _ENCODER.encode(value)
-    except ValueError:  # a number that is not finite, or a very long one
-        return None
-    may_need_escapes = 'NaN"' in text or 'Infinity"' in text
-    return text if len(text) <= _MOST_DIGITS and not may_need_escapes else None
-
-
 def _storable(value: Any, text: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return text(value)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
-        return value if value.bit_length() <= _MOST_BITS else hex(value)
+        return value if value.bit_length() <= _MAX_BITS else hex(value)
     if isinstance(value, float):
         return _storable_float(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What a run tells the tracking database. Plain data, cheap to import and to build."""
+"""What a run reports to the tracking database. Plain data, cheap to import and to build."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RunDescription:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MetricReport:
-    """Metrics of one group ("training", "validation" or any name) after so many batches."""
+    """Metrics of one group ("training", "validation" or any name) after a number of batches."""
 
     group: str
     steps_completed: int
@@ -88,9 +88,9 @@ class CheckpointDeleted:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Continued:
-    """The run started from this checkpoint, which holds so many batches of training.
+    """The run started from this checkpoint, which was saved after `steps_completed` batches.
 
-    The training metrics of the last ones may be in it unreported; then they are reported anew.
+    The training metrics of the last ones may be in it unreported; then they are reported again.
     """
 
     checkpoint: str

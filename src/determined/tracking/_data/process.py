@@ -1,4 +1,4 @@
-"""Which process did or does something, so that it can be told from a later one with the same id."""
+"""Processes of this and other machines, which are distinguished from later ones with the same id."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ class RunProcess:
     def _has_expired(self) -> bool:
         return self.alive_until is not None and time.time() > self.alive_until + CLOCK_TOLERANCE_S
 
-    def _began_at(self, moment: float) -> bool:
-        return abs(moment - self.started) <= _START_TOLERANCE
+    def _began_at(self, timestamp: float) -> bool:
+        return abs(timestamp - self.started) <= _START_TOLERANCE
 
 
 @functools.lru_cache(maxsize=1)

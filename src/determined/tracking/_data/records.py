@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .changesets import Desired, RunRecord, TrialRequest
@@ -49,14 +49,14 @@ class ExperimentRecord:
     trial_count: int
     checkpoint_count: int
     processes: tuple[RunProcess, ...]  # that should be running: of the trial of a local one, else the runner
-    is_local: bool  # the run of a script, with one trial; others are driven by a runner
+    is_local: bool  # the run of a script, with one trial; others are managed by a runner
     description: str | None
     labels: tuple[str, ...]
     project: str | None
     workspace: str | None
     notes: str | None
     is_archived: bool
-    desired: Desired | None  # what people want of it, if it is driven
+    desired: Desired | None  # what people want of it, if it is managed
     priority: int | None
     max_slots: int | None
     runner: RunProcess | None  # which has claimed it; it may be gone
@@ -96,9 +96,9 @@ class TrialRecord:
     best_validation: BestValidation | None
     summary: Mapping[str, Mapping[str, MetricSummary]]
     request_id: str | None  # how the search calls it; None in a local experiment
-    run_id: int  # of its latest run in a driven experiment; 0 before the first
+    run_id: int  # of its latest run in a managed experiment; 0 before the first
     restarts: int  # after failures
-    wish: TrialRequest | None
+    requested: TrialRequest | None  # what people want of it
     runner: RunProcess | None  # of its experiment
 
     @property
@@ -178,7 +178,7 @@ class Overview:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOverview:
-    """A trial and what belongs to it, of one moment; the history includes the trials that it continues."""
+    """A trial and what belongs to it, of one point in time; the history includes the trials that it continues."""
 
     trial: TrialRecord
     experiment: ExperimentRecord
@@ -242,14 +242,6 @@ def is_comparable(value: Any) -> bool:
     return is_number(value) and math.isfinite(value)
 
 
-def best_value(values: Iterable[Any], smaller_is_better: bool) -> float | None:
-    """Return the best of the numbers among the values, or None if there are none."""
-    numbers = [float(value) for value in values if is_number(value)]
-    if not numbers:
-        return None
-    return min(numbers) if smaller_is_better else max(numbers)
-
-
 def summarize(reports: Sequence[MetricReport]) -> dict[str, dict[str, MetricSummary]]:
     """Return the summary of every metric by group and name; reports come in the order of their steps."""
     history: dict[str, dict[str, list[tuple[int, Any]]]] = {}
@@ -262,13 +254,13 @@ def summarize(reports: Sequence[MetricReport]) -> dict[str, dict[str, MetricSumm
 
 def _summary(series: Sequence[tuple[int, Any]]) -> MetricSummary:
     step, latest = series[-1]
-    values = [value for _, value in series]
+    numbers = [float(value) for _, value in series if is_number(value)]
     return MetricSummary(
         count=len(series),
         latest=latest,
         latest_step=step,
-        smallest=best_value(values, smaller_is_better=True),
-        largest=best_value(values, smaller_is_better=False),
+        smallest=min(numbers, default=None),
+        largest=max(numbers, default=None),
     )
 
 

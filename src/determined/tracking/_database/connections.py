@@ -133,29 +133,29 @@ def for_reading(engine: sa.Engine) -> sa.Engine:
 
 def data_version(engine: sa.Engine) -> tuple[int, int]:
     """Return what differs from before when another connection than the engine's only one has changed an SQLite file."""
-    # Outside of any transaction: one that stays open would keep the log from being emptied.
-    connection = engine.raw_connection()
-    try:
-        ((version,),) = connection.cursor().execute("PRAGMA data_version").fetchall()
-        return id(connection.driver_connection), version
-    finally:
-        connection.close()
+    with _outside_transactions(engine) as connection:
+        ((version,),) = connection.execute("PRAGMA data_version").fetchall()
+        return id(connection), version
 
 
 def empty_log(engine: sa.Engine) -> None:
     """Let an SQLite file hold by itself what is stored, as far as others who use it permit."""
-    connection = engine.raw_connection()
-    try:
-        connection.cursor().execute("PRAGMA wal_checkpoint").fetchall()
-    finally:
-        connection.close()
+    with _outside_transactions(engine) as connection:
+        connection.execute("PRAGMA wal_checkpoint").fetchall()
 
 
 def vacuum_into(url: sa.URL, target: pathlib.Path) -> None:
     """Copy an SQLite database into an empty file, as it is at one point in time."""
-    connection = reading_engine(url).raw_connection()
+    with _outside_transactions(reading_engine(url)) as connection:
+        connection.execute("VACUUM INTO ?", [os.fspath(target)])
+
+
+@contextlib.contextmanager
+def _outside_transactions(engine: sa.Engine) -> Iterator[Any]:
+    """Give SQLite's own connection: a transaction that stays open would keep the log from being emptied."""
+    connection = engine.raw_connection()
     try:
-        connection.cursor().execute("VACUUM INTO ?", [os.fspath(target)])
+        yield connection.driver_connection
     finally:
         connection.close()
 

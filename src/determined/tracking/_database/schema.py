@@ -67,7 +67,7 @@ def _storable_float(value: Any) -> float:
     return float(value) + 0.0  # not all databases know the negative zero
 
 
-def _document(kind: type) -> Converted:
+def _document(kind: type, store: Callable[[Any], str]) -> Converted:
     """Return the type of a mapping or a list as JSON."""
 
     def read(value: str) -> Any:
@@ -79,7 +79,7 @@ def _document(kind: type) -> Converted:
             raise ValueError(f"is not JSON of a {kind.__name__}")
         return found
 
-    return Converted(sa.Text(), encode_document, read)
+    return Converted(sa.Text(), store, read)
 
 
 def _choice(kind: type[enum.StrEnum]) -> Converted:
@@ -98,7 +98,7 @@ Text = Converted(sa.Text(), _storable_text)
 GroupName = Converted(sa.Text(), _storable_group)
 Integer = Converted(sa.BigInteger(), int)  # also of numpy's
 Float = Converted(sa.Float(), _storable_float)
-Document, DocumentList = _document(dict), _document(list)
+Document, DocumentList = _document(dict, encode_document), _document(list, lambda value: encode_document(list(value)))
 
 
 def _process() -> tuple[sa.Column[Any], ...]:
