@@ -101,7 +101,7 @@ def test_a_failed_experiment_has_status_1_and_says_why_and_can_be_continued(lab:
     assert "x is negative" in lab.succeeds("t", "describe", lab.records.trials(id)[0].id)
     again = lab.det("e", "continue", id, "--follow")
     assert again.exit_code == 1
-    assert "goes on with trial" in again.stdout
+    assert "continues with trial" in again.stdout
     assert f"det experiment continue {id}" in again.stdout
     assert lab.records.trials(id)[0].run_id == 2
 

@@ -169,7 +169,7 @@ def test_the_run_of_a_script_cannot_be_controlled(det: Any, finished: Any) -> No
 
 def test_a_trial_class_is_tested_by_one_batch_and_nothing_is_recorded(lab: Lab) -> None:
     output = lab.succeeds("e", "create", lab.write(CLASS_CONFIG), lab.code, "--local", "--test")
-    assert "Trains one batch of line:Line in this process" in output
+    assert "Training one batch of line:Line in this process" in output
     assert "learns with" in output
     reports = [line.split(": ", 1) for line in output.splitlines() if line.startswith(("training: ", "validation: "))]
     assert [(group, json.loads(metrics)["batches"]) for group, metrics in reports] == [

@@ -90,7 +90,7 @@ def test_detaching_leaves_the_experiment_running(held: Lab) -> None:
         screen.type(CTRL_C)
         screen.expect(QUESTION)
         screen.type("d\r")
-        screen.expect("Experiment 1 runs on by itself.")
+        screen.expect("Experiment 1 keeps running in the background.")
         assert screen.end() == 0
     assert held.state(1) == "ACTIVE"
 
@@ -141,7 +141,7 @@ def test_without_a_terminal_an_interrupt_detaches(held: Lab) -> None:
     assert "experiment 1 ACTIVE\n" in told
     assert re.findall(r"trial \d+ running: x \d+\n", told)
     assert " at step " not in told  # what is older than the command
-    assert "runs on by itself" in rest
+    assert "keeps running in the background" in rest
     assert held.state(1) == "ACTIVE"
 
 

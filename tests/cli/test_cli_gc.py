@@ -70,7 +70,7 @@ def test_leftovers_of_dead_processes_go_and_those_of_living_ones_stay(det: Det, 
     with holding(store) as living:
         assert living.stdout is not None
         assert living.stdout.readline() == "staged\n"
-        assert "1 half-written checkpoints cleared\n  dead.partial\n" in det("gc").stdout
+        assert "1 incomplete checkpoints removed\n  dead.partial\n" in det("gc").stdout
         living.communicate("\n", timeout=60)
     assert living.returncode == 0
     store.open("living").verify()
@@ -83,7 +83,7 @@ def test_an_experiment_goes_whose_creation_was_killed_and_one_that_is_being_crea
     for folder in (killed, living):
         (folder / "code").mkdir(parents=True)
     with storage.locked(living):
-        assert "1 experiments cleared that were not created to the end\n  new-killed\n" in det("gc").stdout
+        assert "1 incompletely created experiments removed\n  new-killed\n" in det("gc").stdout
     assert (killed.exists(), living.exists()) == (False, True)
 
 
@@ -102,7 +102,7 @@ def test_complete_checkpoint_that_is_not_on_record_is_recorded(
     save()
     with store.create("found", {"database": str(home / "tracking.db"), "experiment_id": 1, "trial_id": 1}) as folder:
         (folder / "metadata.json").write_text('{"steps_completed": 7}')
-    assert "1 checkpoints put on record\n  found\n" in det("gc").stdout
+    assert "1 checkpoints added to the database\n  found\n" in det("gc").stdout
     assert records.checkpoint("found").steps_completed == 7
 
 
@@ -119,7 +119,7 @@ def test_record_of_a_vanished_checkpoint_is_closed(
 ) -> None:
     kept, lost = save(), save()
     shutil.rmtree(store.path(lost))
-    assert f"1 records of vanished checkpoints closed\n  {lost}\n" in det("gc").stdout
+    assert f"1 missing checkpoints marked as deleted\n  {lost}\n" in det("gc").stdout
     assert state_of(records, lost) is tracking.CheckpointState.DELETED
     assert state_of(records, kept) is tracking.CheckpointState.COMPLETED
 
@@ -161,5 +161,5 @@ def test_logs_that_were_kept_long_enough_are_removed(det: Det, home: pathlib.Pat
     log = home / "experiments" / "1" / "runner.log"
     log.parent.mkdir(parents=True)
     log.write_text("words\n")
-    assert f"1 logs removed that had been kept long enough\n  {log}\n" in det("gc").stdout
+    assert f"1 expired logs removed\n  {log}\n" in det("gc").stdout
     assert not log.exists()

@@ -68,7 +68,7 @@ def test_more_metrics_than_fit_are_named(det: Det, start: Callable[..., Any], tm
     with start() as recorder:
         recorder.write([report(1, "training", **{f"m{index}": 1.0 for index in range(62)})])
     result = det("trial", "plot", 1, "--output", tmp_path / "curves.svg")
-    assert result.stderr == "Left out for want of room: m60, m61\n"
+    assert result.stderr == "Not plotted, for lack of space: m60, m61\n"
 
 
 def test_without_matplotlib_the_remedy_is_shown(finished: Any, tmp_path: pathlib.Path) -> None:

@@ -258,15 +258,15 @@ def test_experiments_can_be_filtered(known: None) -> None:
         (lambda: client.get_experiment(1).list_checkpoints(order_by="asc"), r"pass one of client\.OrderBy\.ASC"),
         (lambda: client.get_experiment(1).list_checkpoints(sort_by=3), r"client\.CheckpointSortBy\.UUID"),
         (lambda: client.get_experiment(1).list_trials(sort_by="id"), r"client\.TrialSortBy\.ID"),
-        (lambda: client.list_experiments(labels="first"), r"labels='first'\): pass a list of texts"),
+        (lambda: client.list_experiments(labels="first"), r"labels='first'\): pass a list of strings"),
         (lambda: client.list_experiments(states=["COMPLETED"]), r"client\.ExperimentState\.ACTIVE"),
-        (lambda: client.get_experiment(1).set_labels("first"), "pass a list of texts"),
+        (lambda: client.get_experiment(1).set_labels("first"), "pass a list of strings"),
         (lambda: client.get_experiment(1).top_n_checkpoints(0), "limit=0"),
         (lambda: client.get_experiment(1).top_checkpoint("none", True), "has no best checkpoint"),
         (lambda: client.get_trial(1).select_checkpoint(), "exactly one of the three"),
         (
             lambda: client.get_trial(1).select_checkpoint(uuid=client.get_trial(2).top_checkpoint().uuid),
-            "is of trial 2",
+            "belongs to trial 2",
         ),
         (lambda: client.get_trial(1).kill(), "it has ended"),
         (lambda: client.get_experiment(1).pause(), "it has ended"),
@@ -274,7 +274,7 @@ def test_experiments_can_be_filtered(known: None) -> None:
         (lambda: client.get_experiment(1).cancel(), "it has ended"),
         (lambda: client.get_experiment(1).kill(), "it has ended"),
         (lambda: client.get_experiment(1).continue_(), "all trials of experiment 1 have completed"),
-        (lambda: client.create_experiment(3), "pass a dict, a text of YAML, or the path"),  # type: ignore[arg-type]  # wrong on purpose
+        (lambda: client.create_experiment(3), "pass a dict, a string of YAML, or the path"),  # type: ignore[arg-type]  # wrong on purpose
         (lambda: client.create_experiment("no/such.yaml"), "it cannot be read"),
         (lambda: client.create_experiment("searcher: {name: singel}"), "single"),
         (lambda: client.create_experiment(settings(), "no/such/folder"), "no/such/folder"),
@@ -369,7 +369,7 @@ def test_an_experiment_that_nobody_runs_is_not_waited_for(workshop: Workshop) ->
     experiment = client.get_experiment(1)
     with pytest.raises(errors.TrackingException, match="nobody runs it"):
         experiment.wait()
-    with pytest.raises(errors.TrackingException, match="nobody runs it"):
+    with pytest.raises(errors.TrackingException, match="has no trial and no runner"):
         experiment.await_first_trial()
 
 

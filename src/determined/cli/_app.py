@@ -1,4 +1,4 @@
-"""The root of the command line: its nouns, their short names, and how errors are shown."""
+"""The root of the command line: its command groups, their short names, and how errors are shown."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class _Root(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(_INTERRUPTED) from None
         except (errors.DeterminedException, OSError) as error:
-            _errors.say(error)
+            _errors.print_error(error)
             raise typer.Exit(1) from error
         except Exception as error:
-            if hasattr(error, "exit_code"):  # one of typer's, which say what there is to say
+            if hasattr(error, "exit_code"):  # one of typer's, which prints its own message
                 raise
-            _errors.say_unexpected(error)
+            _errors.print_unexpected(error)
             raise typer.Exit(1) from error
 
 
 app = typer.Typer(
     cls=_Root,
-    help="Train, search and look at what was trained on this machine. `--install-completion` lets your shell complete "
-    "commands and ids.",
+    help="Train, search and inspect experiments on this machine. `--install-completion` installs the completion of "
+    "commands and ids in your shell.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     epilog="Example: det experiment create adaptive.yaml . --follow",

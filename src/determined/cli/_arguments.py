@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, with what a shell may complete them to."""
+"""Arguments and options that several commands share, with their shell completion."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from ._output import open_records, plain
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Force = Annotated[
     bool,
-    typer.Option("--force", help="Also if a process of another machine or container, which cannot be asked, has it."),
+    typer.Option(
+        "--force",
+        help="Also if a process on another machine or in another container, which cannot be checked, runs it.",
+    ),
 ]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Watch it until it ends.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Follow the experiment until it ends.")]
 Slots = Annotated[
     int | None,
-    typer.Option(min=1, help="Into how many slots the CPU is divided. (default: DET_SLOTS, else one for two cores)"),
+    typer.Option(
+        min=1, help="Number of slots into which the CPU is divided. (default: DET_SLOTS, else one per two cores)"
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -37,7 +42,7 @@ Include = Annotated[
 def add(
     app: typer.Typer, function: Callable[..., Any], name: str | None = None, *, example: str, short: str | None = None
 ) -> None:
-    """Make a function a command, with an example at the end of its help; a short name is not listed."""
+    """Register a function as a command, with an example at the end of its help; a short name is not listed."""
     app.command(name, epilog=f"Example: {example}")(function)
     if short is not None:
         app.command(short, epilog=f"Example: {example}", hidden=True)(function)
@@ -46,7 +51,7 @@ def add(
 def _quietly(
     found: Callable[[tracking.TrackingReader], Iterator[tuple[str, str]]],
 ) -> Callable[[str], list[tuple[str, str]]]:
-    """Return a completion; a database that cannot be read completes nothing."""
+    """Return a completion function; it completes nothing if the database cannot be read."""
 
     def complete(incomplete: str) -> list[tuple[str, str]]:
         try:
@@ -98,7 +103,7 @@ TrialId = Annotated[
 CheckpointUuid = Annotated[
     str,
     typer.Argument(
-        metavar="UUID", help="The id, or its first characters (4 or more).", autocompletion=complete_checkpoint
+        metavar="UUID", help="The id, or its first characters (at least 4).", autocompletion=complete_checkpoint
     ),
 ]
 ModelName = Annotated[

@@ -19,12 +19,12 @@ DEBUG_VARIABLE = "DET_DEBUG"
 """Environment variable: "1" shows the traceback of an unexpected error."""
 
 
-def say(error: Exception) -> None:
+def print_error(error: Exception) -> None:
     """Print an error with an explanation, such as one line for each problem of a config."""
     typer.echo(f"Error: {_shown(error)}", err=True)
 
 
-def say_unexpected(error: Exception) -> None:
+def print_unexpected(error: Exception) -> None:
     """Print an unexpected error, such as one in a user's search method; DET_DEBUG=1 raises it."""
     if os.environ.get(DEBUG_VARIABLE) == "1":
         raise error
@@ -42,7 +42,7 @@ def each(items: Iterable[T], act: Callable[[T], object], done: str) -> None:
         try:
             result = act(item)
         except (errors.DeterminedException, OSError) as error:
-            say(error)
+            print_error(error)
             has_failed = True
         else:
             typer.echo(done.format(plain(item), result))

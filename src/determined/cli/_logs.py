@@ -1,4 +1,4 @@
-"""Lines that trials have written, for `det experiment logs` and `det trial logs`."""
+"""Log lines of trials, for `det experiment logs` and `det trial logs`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from determined.experiment import wording
 if TYPE_CHECKING:
     from determined.experiment.executors import LogLine
 
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the end.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the end.")]
 Head = Annotated[int | None, typer.Option(min=1, help="Show only the first N lines.")]
 Tail = Annotated[int | None, typer.Option(min=1, help="Show only the last N lines.")]
-Ranks = Annotated[list[int] | None, typer.Option("--rank", min=0, help="Only of this rank; can be repeated.")]
+Ranks = Annotated[list[int] | None, typer.Option("--rank", min=0, help="Only lines of this rank; can be repeated.")]
 Since = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="Only lines since then: 30s, 10m, 2h or 1d ago, or a time as in ISO 8601."),
+    typer.Option(metavar="TIME", help="Only lines since this time: 30s, 10m, 2h or 1d ago, or a time in ISO 8601."),
 ]
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
@@ -44,31 +44,31 @@ class Wanted:
 
     @classmethod
     def of(cls, head: int | None, tail: int | None, ranks: list[int] | None, since: str | None, follow: bool) -> Wanted:
-        """Return what options ask for; those that exclude each other are a usage error."""
+        """Return the lines that options select; options that exclude each other are a usage error."""
         if head is not None and (tail is not None or follow):
             other = "--tail" if tail is not None else "--follow"
             raise typer.BadParameter(f"--head and {other} exclude each other; give one of them.")
-        return cls(head, tail, ranks or None, None if since is None else moment(since), follow)
+        return cls(head, tail, ranks or None, None if since is None else timestamp(since), follow)
 
 
-def moment(text: str) -> float:
-    """Return the time that a text names, in seconds since 1970."""
+def timestamp(text: str) -> float:
+    """Return the time that a string describes, in seconds since 1970."""
     if found := _AGO.fullmatch(text.strip()):
         return time.time() - float(found[1]) * _SECONDS[found[2]]
     try:
         return datetime.datetime.fromisoformat(text.strip()).timestamp()
     except (ValueError, OverflowError, OSError):
         raise typer.BadParameter(
-            f"{text!r} is no time; write 10m for ten minutes ago, or 2026-01-31T12:00:00.", param_hint="--since"
+            f"{text!r} is not a time; write 10m for ten minutes ago, or 2026-01-31T12:00:00.", param_hint="--since"
         ) from None
 
 
 def require_logs(experiment: tracking.ExperimentRecord) -> None:
-    """Refuse an experiment whose output went elsewhere."""
+    """Raise if the output of an experiment was not recorded."""
     if experiment.is_local:
         raise errors.TrackingException(
-            f"experiment {experiment.id} is the run of a script, whose output went to its own terminal; logs are kept "
-            "of what `det experiment create` runs."
+            f"experiment {experiment.id} is the run of a script, whose output went to its own terminal; only "
+            "experiments of `det experiment create` have logs."
         )
 
 
@@ -78,7 +78,7 @@ def goes_on(experiment: tracking.ExperimentRecord) -> bool:
 
 
 def show(folder: pathlib.Path, wanted: Wanted, is_over: Callable[[], bool], with_trial: bool) -> None:
-    """Print lines, those to come too if they are wanted."""
+    """Print lines; with `follow`, also new ones."""
     from determined.experiment.executors import follow_logs, read_logs
 
     if wanted.follow:
@@ -92,7 +92,7 @@ def show(folder: pathlib.Path, wanted: Wanted, is_over: Callable[[], bool], with
 
 
 def line_text(line: LogLine, with_trial: bool) -> str:
-    """Return a line with its time and where it comes from."""
+    """Return a line with its time, trial and rank."""
     at = datetime.datetime.fromtimestamp(line.time).astimezone().isoformat(sep=" ", timespec="milliseconds")
     trial = f"trial {line.trial} " if with_trial else ""
     return f"{at[:23]} [{trial}rank {line.rank}] {wording.clean(line.text)}"

@@ -36,12 +36,12 @@ def chosen_format(json: bool, csv: bool) -> Format:
 
 
 def plain(value: Any, limit: int = LONGEST_CELL) -> str:
-    """Return text of bounded length for a terminal: control characters appear as their escapes."""
+    """Return a string of bounded length for a terminal, with control characters escaped."""
     return _text.plain(value, limit)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> None:
-    """Print rows under their column names; numbers stand on the right."""
+    """Print rows under their column names; numbers are right-aligned."""
     from rich import box, table, text
 
     grid = table.Table(box=box.SIMPLE_HEAD, title=text.Text(plain(title)) if title else None)
@@ -73,7 +73,7 @@ def _print(renderable: Any) -> None:
 
 
 def print_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a header and rows; numbers in full, mappings as JSON, an empty field for nothing."""
+    """Print a header and rows; numbers in full, mappings as JSON, an empty field for None."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([plain(name) for name in columns])
     writer.writerows([[_csv_field(value) for value in row] for row in rows])
@@ -88,7 +88,7 @@ def _csv_field(value: Any) -> Any:
 
 
 def print_json(value: Any) -> None:
-    """Print a value, records among it, as JSON; NaN and the infinities are strings."""
+    """Print a value, which may contain records, as JSON; NaN and infinities are strings."""
     typer.echo(tracking.encode_json(as_data(value), indent=2))
 
 
@@ -105,7 +105,7 @@ def print_listing(
 
 
 def as_data(value: Any) -> Any:
-    """Return records as plain data, with ISO times and the claim `is_lost` where they make it."""
+    """Return records as plain data, with ISO times, and `is_lost` where they have it."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         data = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         if hasattr(value, "is_lost"):
@@ -124,10 +124,10 @@ def _dated(name: str, value: Any) -> Any:
     return when(value) if name in _TIMES else as_data(value)
 
 
-def say_left_out(names: Sequence[str]) -> None:
-    """Print which metrics a picture had no room for."""
+def print_left_out(names: Sequence[str]) -> None:
+    """Print which metrics were left out of a plot."""
     if names:
-        typer.echo(f"Left out for want of room: {plain(', '.join(names), 1000)}", err=True)
+        typer.echo(f"Not plotted, for lack of space: {plain(', '.join(names), 1000)}", err=True)
 
 
 def open_records() -> tracking.TrackingReader:

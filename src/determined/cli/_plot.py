@@ -1,4 +1,4 @@
-"""Pictures of metrics: one panel for each name, one curve for each group of reports or each trial."""
+"""Plots of metrics: one panel for each metric, one curve for each group of reports or each trial."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DrawPanel: TypeAlias = "Callable[[Axes, str, dict[str, dict[int, float]]], None]"
 
 _FORMATS = (".png", ".svg", ".pdf")
-_MOST_PANELS = 60
+_MAX_PANELS = 60
 _INK, _GRID = "#333333", "#d9d9d9"
 # The colours of Okabe and Ito, which colour-blind people can tell apart.
 _COLORS = {"training": "#0072b2", "validation": "#d55e00"}
@@ -29,7 +29,7 @@ _OTHER_COLORS = ("#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 
 def draw(reports: Sequence[tracking.MetricReport], title: str, target: pathlib.Path) -> list[str]:
-    """Write a picture of all numeric metrics to a file; return the names for which it had no room."""
+    """Write a plot of all numeric metrics to a file; return the metrics that did not fit."""
     _check_format(target)
     panels = arrange(reports)
     if not panels:
@@ -42,9 +42,10 @@ def draw(reports: Sequence[tracking.MetricReport], title: str, target: pathlib.P
 def draw_trials(
     trials: Sequence[tuple[str, Sequence[tracking.MetricReport]]], first: str, title: str, target: pathlib.Path
 ) -> list[str]:
-    """Write a picture of the validations of trials to a file; return the metrics for which it had no room.
+    """Write a plot of the validations of trials to a file; return the metrics that did not fit.
 
-    Trials come with their names, the best first, which stand out. The panel of the metric `first` is the first one.
+    Trials come with their names, the best first; the best ones are highlighted. The panel of the metric `first` comes
+    first.
     """
     _check_format(target)
     panels: Panels = {}
@@ -57,7 +58,7 @@ def draw_trials(
     if not panels:
         raise errors.TrackingException(
             "the trials of this experiment have reported no validations to plot yet; `det experiment list-trials ID` "
-            "shows how far they are."
+            "shows their progress."
         )
     order = sorted(panels, key=lambda metric: metric != first)
     return _save({metric: panels[metric] for metric in order}, title, target, _draw_trials_panel)
@@ -66,15 +67,15 @@ def draw_trials(
 def _check_format(target: pathlib.Path) -> None:
     if target.suffix.lower() not in _FORMATS:
         raise errors.TrackingException(
-            f"{str(target)!r} does not end in a picture format; use one of {', '.join(_FORMATS)}."
+            f"{str(target)!r} does not end in an image format; use one of {', '.join(_FORMATS)}."
         )
 
 
 def _save(panels: Panels, title: str, target: pathlib.Path, draw_panel: DrawPanel) -> list[str]:
     names = list(panels)
-    figure = _figure({name: panels[name] for name in names[:_MOST_PANELS]}, title, draw_panel)
+    figure = _figure({name: panels[name] for name in names[:_MAX_PANELS]}, title, draw_panel)
     figure.savefig(target, dpi=150)
-    return names[_MOST_PANELS:]
+    return names[_MAX_PANELS:]
 
 
 def _figure(panels: Panels, title: str, draw_panel: DrawPanel) -> Figure:

@@ -21,7 +21,7 @@ COLUMNS = ("uuid", "experiment", "trial", "step", "state", "size", "time", "path
 
 def list_checkpoints(
     experiment_id: Annotated[
-        int | None, typer.Argument(help="Only those of this experiment.", autocompletion=complete_experiment)
+        int | None, typer.Argument(help="Only checkpoints of this experiment.", autocompletion=complete_experiment)
     ] = None,
     json: Json = False,
     csv: Csv = False,
@@ -34,7 +34,7 @@ def list_checkpoints(
 
 
 def row(record: tracking.CheckpointRecord, in_bytes: bool = False) -> tuple[Any, ...]:
-    """Return what a listing shows of a checkpoint, in the order of `COLUMNS`."""
+    """Return the cells of a checkpoint in a listing, in the order of `COLUMNS`."""
     return (
         record.uuid,
         record.experiment_id,
@@ -48,7 +48,7 @@ def row(record: tracking.CheckpointRecord, in_bytes: bool = False) -> tuple[Any,
 
 
 def describe(uuid: CheckpointUuid, json: Json = False) -> None:
-    """Show a checkpoint: where it is, what it holds, how it came about."""
+    """Show a checkpoint: its path, trial, metadata and files."""
     record = _output.open_records().checkpoint(uuid)
     if json:
         _output.print_json(record)
@@ -63,7 +63,7 @@ def download(
     uuid: CheckpointUuid,
     output_dir: Annotated[
         pathlib.Path | None,
-        typer.Option("--output-dir", "-o", help="The folder to fill. (default: checkpoints/UUID)"),
+        typer.Option("--output-dir", "-o", help="The folder to write to. (default: checkpoints/UUID)"),
     ] = None,
 ) -> None:
     """Copy the files of a checkpoint into a new or empty folder."""
@@ -72,7 +72,7 @@ def download(
 
 
 def copy_to(record: tracking.CheckpointRecord, folder: pathlib.Path) -> None:
-    """Copy the files of a checkpoint into a new or empty folder, and say so."""
+    """Copy the files of a checkpoint into a new or empty folder, and print its path."""
     from determined.experiment import control
 
     target = control.download_checkpoint(record, folder)
@@ -84,28 +84,28 @@ def delete(
         list[str],
         typer.Argument(
             metavar="UUID...",
-            help="The ids, or their first characters (4 or more).",
+            help="The ids, or their first characters (at least 4).",
             autocompletion=complete_checkpoint,
         ),
     ],
     yes: Yes = False,
 ) -> None:
-    """Delete checkpoints for good; those that are versions of a model stay."""
+    """Delete checkpoints permanently, except versions of a model."""
     from determined.experiment import control
 
     records = _output.open_records()
     chosen = {records.checkpoint(uuid).uuid: records.checkpoint(uuid) for uuid in uuids}
     if not yes:
         size = wording.bytes_text(sum(record.size for record in chosen.values()))
-        typer.confirm(f"Delete {_output.plain(', '.join(chosen))} ({size}) for good?", abort=True)
+        typer.confirm(f"Delete {_output.plain(', '.join(chosen))} ({size}) permanently?", abort=True)
     each(chosen, control.delete_checkpoint, "Deleted checkpoint {}.")
 
 
 def consolidate(
     uuid: CheckpointUuid,
-    folder: Annotated[pathlib.Path, typer.Argument(help="The new or empty folder to fill.")],
+    folder: Annotated[pathlib.Path, typer.Argument(help="The new or empty folder to write to.")],
 ) -> None:
-    """Copy a checkpoint of a model that was sharded over processes, whole in one state_dict.pth."""
+    """Copy a sharded checkpoint into a folder, with the whole model in one state_dict.pth."""
     from determined import pytorch, storage
     from determined.experiment import open_checkpoint
 
@@ -114,7 +114,7 @@ def consolidate(
         raise errors.StorageException(f"{str(target)!r} exists and is not an empty folder; name another one.")
     with open_checkpoint(_output.open_records().checkpoint(uuid)) as saved, storage.staged(target) as staging:
         pytorch.consolidate_checkpoint(saved.folder, staging)
-    typer.echo(f"The whole checkpoint is in {_output.plain(target)}")
+    typer.echo(f"The consolidated checkpoint is in {_output.plain(target)}")
 
 
 add(app, list_checkpoints, "list", example="det checkpoint list 3 --csv", short="ls")

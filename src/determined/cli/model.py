@@ -1,4 +1,4 @@
-"""`det model`: checkpoints with a name and a version number, which stay."""
+"""`det model`: the model registry, checkpoints with a name and a version number."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from determined.experiment import wording
 from . import _output
 from ._arguments import CheckpointUuid, Csv, Json, ModelName, add
 
-app = typer.Typer(help="Models: checkpoints with a name and versions, which are kept.", no_args_is_help=True)
+app = typer.Typer(help="The model registry: checkpoints with a name and versions.", no_args_is_help=True)
 
 Metadata = Annotated[
     list[str] | None,
-    typer.Option("--metadata", metavar="KEY=VALUE", help="Something to remember; can be repeated."),
+    typer.Option("--metadata", metavar="KEY=VALUE", help="Metadata; can be repeated."),
 ]
 
 _COLUMNS = ("id", "name", "versions", "description", "labels", "created", "updated")
@@ -24,9 +24,9 @@ _VERSION_COLUMNS = ("version", "name", "checkpoint", "experiment", "trial", "com
 
 
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it.")],
-    description: Annotated[str | None, typer.Option(help="What it is.")] = None,
-    label: Annotated[list[str] | None, typer.Option(help="A word to find it by; can be repeated.")] = None,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the model.")],
+    description: Annotated[str | None, typer.Option(help="A description.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="A label; can be repeated.")] = None,
     metadata: Metadata = None,
 ) -> None:
     """Create a model without versions."""
@@ -36,7 +36,7 @@ def create(
 
 
 def list_models(
-    all: Annotated[bool, typer.Option("--all", "-a", help="Show archived ones too.")] = False,
+    all: Annotated[bool, typer.Option("--all", "-a", help="Also list archived models.")] = False,
     json: Json = False,
     csv: Csv = False,
 ) -> None:
@@ -98,11 +98,11 @@ def _version_rows(versions: list[tracking.ModelVersionRecord]) -> list[tuple[Any
 def register_version(
     model: ModelName,
     uuid: CheckpointUuid,
-    name: Annotated[str | None, typer.Option(help="What to call this version.")] = None,
-    comment: Annotated[str | None, typer.Option(help="What to know about it.")] = None,
+    name: Annotated[str | None, typer.Option(help="The name of the version.")] = None,
+    comment: Annotated[str | None, typer.Option(help="A comment.")] = None,
     metadata: Metadata = None,
 ) -> None:
-    """Make a checkpoint the next version of a model; it is not deleted from then on."""
+    """Register a checkpoint as the next version of a model, which protects it from deletion."""
     checkpoint = _output.open_records().checkpoint(uuid)
     made = tracking.Registry().register_version(model, checkpoint.uuid, name, comment, _metadata(metadata))
     typer.echo(f"Checkpoint {made.checkpoint} is version {made.number} of {_output.plain(made.model)}.")

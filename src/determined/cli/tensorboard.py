@@ -1,4 +1,4 @@
-"""`det tensorboard`: look at curves in a browser."""
+"""`det tensorboard`: TensorBoard on the files of trials."""
 
 from __future__ import annotations
 
@@ -16,35 +16,37 @@ from determined import _home, errors
 from . import _output
 from ._arguments import add, complete_experiment, complete_trial
 
-app = typer.Typer(help="TensorBoard: curves, pictures and profiles of trials in a browser.", no_args_is_help=True)
+app = typer.Typer(help="TensorBoard: curves, images and profiles of trials in a browser.", no_args_is_help=True)
 
 
 def start(
     ids: Annotated[
         list[int] | None,
-        typer.Argument(metavar="ID...", help="Experiments.", autocompletion=complete_experiment),
+        typer.Argument(metavar="ID...", help="The ids of experiments.", autocompletion=complete_experiment),
     ] = None,
     trials: Annotated[
         list[int] | None,
-        typer.Option("--trial", "-t", metavar="ID", help="A trial; can be repeated.", autocompletion=complete_trial),
+        typer.Option(
+            "--trial", "-t", metavar="ID", help="The id of a trial; can be repeated.", autocompletion=complete_trial
+        ),
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="The port. (default: the first free one from 6006 on)")
+        int | None, typer.Option(min=0, max=65535, help="The port. (default: the first free one from 6006)")
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
 ) -> None:
-    """Start TensorBoard on the files of experiments and trials, until Ctrl-C."""
+    """Serve TensorBoard for experiments and trials until Ctrl-C."""
     if not ids and not trials:
-        raise typer.BadParameter("give the id of an experiment, or --trial with that of a trial.")
+        raise typer.BadParameter("give the id of an experiment, or --trial with the id of a trial.")
     with _gathered(_folders(ids or [], trials or [])) as folder, _served(folder, host, port) as url:
-        typer.echo(f"TensorBoard is at {url}. Ctrl-C ends it.")
+        typer.echo(f"TensorBoard is at {url}. Ctrl-C stops it.")
         with contextlib.suppress(KeyboardInterrupt):
             while True:
                 signal.pause()
 
 
 def _folders(ids: list[int], trials: list[int]) -> dict[str, pathlib.Path]:
-    """Return the folders to show by the names that they get."""
+    """Return the folders to show, by name."""
     records, home = _output.open_records(), _home.home()
     found = {f"experiment-{id}": home.tensorboards(records.experiment(id).id) for id in ids}
     for id in trials:
@@ -61,7 +63,7 @@ def _folders(ids: list[int], trials: list[int]) -> dict[str, pathlib.Path]:
 
 @contextlib.contextmanager
 def _gathered(folders: dict[str, pathlib.Path]) -> Iterator[pathlib.Path]:
-    """Give one folder that shows all of them."""
+    """Yield one folder that contains all of them."""
     if len(folders) == 1:
         yield next(iter(folders.values()))
         return
@@ -74,7 +76,7 @@ def _gathered(folders: dict[str, pathlib.Path]) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def _served(folder: pathlib.Path, host: str, port: int | None) -> Iterator[str]:
-    """Give the address of a TensorBoard over a folder."""
+    """Yield the URL of a TensorBoard for a folder."""
     import logging
     import warnings
 

@@ -1,4 +1,4 @@
-"""`det trial`: look at a trial, its output, metrics and best checkpoint, and end it."""
+"""`det trial`: show a trial, its logs, metrics and best checkpoint, and kill it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._arguments import Csv, Json, TrialId, add
 from .checkpoint import copy_to
 from .experiment._listing import list_trials
 
-app = typer.Typer(help="Trials: one training with one set of hyperparameters.", no_args_is_help=True)
+app = typer.Typer(help="Trials: one training run with one set of hyperparameters.", no_args_is_help=True)
 
 _SUMMARY_COLUMNS = ("group", "metric", "latest", "at step", "smallest", "largest", "reports")
 
@@ -23,7 +23,8 @@ _SUMMARY_COLUMNS = ("group", "metric", "latest", "at step", "smallest", "largest
 def describe(
     id: TrialId,
     metrics: Annotated[
-        bool, typer.Option("--metrics", help="Show every report of metrics, also of the trials that it continues.")
+        bool,
+        typer.Option("--metrics", help="Show every report of metrics, also of the trials that this one continues."),
     ] = False,
     json: Json = False,
     csv: Csv = False,
@@ -119,13 +120,13 @@ def plot(
         typer.Option("--output", "-o", help="The file to write: .png, .svg or .pdf. (default: trial-ID.png)"),
     ] = None,
 ) -> None:
-    """Draw the metrics of a trial into a picture, training and validation in one panel per name."""
+    """Plot the metrics of a trial, training and validation in one panel per metric."""
     records = _output.open_records()
     trial = records.trial(id)
     experiment = records.experiment(trial.experiment_id)
     target = output or pathlib.Path(f"trial-{id}.png")
     left_out = _plot.draw(records.history(id), f"{experiment.name}, trial {id}", target)
-    _output.say_left_out(left_out)
+    _output.print_left_out(left_out)
     typer.echo(f"Wrote {_output.plain(target)}")
 
 
@@ -137,7 +138,7 @@ def logs(
     rank: _logs.Ranks = None,
     since: _logs.Since = None,
 ) -> None:
-    """Show what a trial has written in all its runs, in the order of time."""
+    """Print the logs of a trial from all its runs, in chronological order."""
     records = _output.open_records()
     wanted = _logs.Wanted.of(head, tail, rank, since, follow)
     experiment_id = records.trial(id).experiment_id
@@ -153,9 +154,11 @@ def download(
     id: TrialId,
     output_dir: Annotated[
         pathlib.Path | None,
-        typer.Option("--output-dir", "-o", help="The folder to fill. (default: checkpoints/UUID)"),
+        typer.Option("--output-dir", "-o", help="The folder to write to. (default: checkpoints/UUID)"),
     ] = None,
-    latest: Annotated[bool, typer.Option("--latest", help="The latest checkpoint instead of the best one.")] = False,
+    latest: Annotated[
+        bool, typer.Option("--latest", help="Copy the latest checkpoint instead of the best one.")
+    ] = False,
 ) -> None:
     """Copy the best checkpoint of a trial into a new or empty folder."""
     from determined.experiment import best_checkpoints
@@ -179,7 +182,7 @@ def _latest(checkpoints: list[tracking.CheckpointRecord], id: int) -> tracking.C
 
 
 def kill(id: TrialId) -> None:
-    """End a trial at once; its experiment goes on."""
+    """Kill a trial; its experiment continues."""
     from determined.experiment import control
 
     control.kill_trial(id)
@@ -188,7 +191,7 @@ def kill(id: TrialId) -> None:
         typer.echo(f"Trial {id} is being killed; `det trial describe {id}` shows its state.")
     else:
         typer.echo(
-            f"Trial {id} will be killed when its experiment runs again: no process drives it now, "
+            f"Trial {id} will be killed when its experiment runs again: it has no runner now, "
             f"`det experiment activate {experiment_id}` starts one."
         )
 

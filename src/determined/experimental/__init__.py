@@ -1,7 +1,7 @@
-"""The record and the experiments of this machine from Python, as programs for Determined reach them.
+"""The experiments of this machine from Python, with the API of Determined's client.
 
-`from determined.experimental import client`, or `Determined`, which offers the same calls. Both work in this process on
-the tracking database: there is no service to start, and none to log in to.
+`from determined.experimental import client`, or `Determined`, which has the same calls. Both work in this process, on
+the tracking database; there is no service to start or to log in to.
 """
 
 from determined.experimental import client

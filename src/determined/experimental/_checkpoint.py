@@ -1,4 +1,4 @@
-"""A checkpoint, as the client gives it."""
+"""Checkpoints in the client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class DownloadMode(enum.Enum):
-    """By which way a cluster's checkpoint comes; here the files are on this machine, and all modes do the same."""
+    """How to download a checkpoint from a cluster; here the files are on this machine, and all modes do the same."""
 
     AUTO = "auto"
     DIRECT = "direct"
@@ -31,7 +31,7 @@ class DownloadMode(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointTrainingMetadata:
-    """How a checkpoint came about; `validation_metrics` are those at its step, under "avgMetrics", if it has any."""
+    """The origin of a checkpoint; `validation_metrics` are those at its step, under "avgMetrics", if it has any."""
 
     experiment_id: int
     trial_id: int
@@ -41,7 +41,7 @@ class CheckpointTrainingMetadata:
 
 
 class Checkpoint:
-    """The saved state of a trial, as it was on record when it was asked for; `reload` reads it anew."""
+    """The saved state of a trial. A snapshot of the database; `reload` updates it."""
 
     def __init__(self, record: CheckpointRecord, home: Home) -> None:
         self._record = record
@@ -54,38 +54,38 @@ class Checkpoint:
 
     @property
     def experiment_id(self) -> int:
-        """The experiment that it is of."""
+        """The id of its experiment."""
         return self._record.experiment_id
 
     @property
     def trial_id(self) -> int:
-        """The trial that it is of."""
+        """The id of its trial."""
         return self._record.trial_id
 
     @property
     def steps_completed(self) -> int:
-        """After how many batches it was saved."""
+        """The number of batches after which it was saved."""
         return self._record.steps_completed
 
     @property
     def state(self) -> CheckpointState:
-        """Whether its files are there."""
+        """Whether its files exist."""
         return CheckpointState[self._record.state.name]
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What was saved with it or added later. A copy: change it by `add_metadata` and `remove_metadata`."""
+        """Its metadata. A copy: change it with `add_metadata` and `remove_metadata`."""
         return dict(self._record.metadata)
 
     @property
     def resources(self) -> dict[str, int]:
-        """Its files, with the bytes of each."""
+        """Its files, with the size of each in bytes."""
         return dict(self._record.resources)
 
     @property
     def report_time(self) -> datetime.datetime:
         """When it was saved, in UTC."""
-        return _metrics.moment(self._record.time)
+        return _metrics.utc_time(self._record.time)
 
     @property
     def path(self) -> pathlib.Path:
@@ -94,7 +94,7 @@ class Checkpoint:
 
     @property
     def training(self) -> CheckpointTrainingMetadata:
-        """How it came about: experiment, trial, config, hyperparameters, validation."""
+        """Its origin: experiment, trial, config, hyperparameters, validation metrics."""
         records = TrackingReader(self._home.database)
         validations = [one.metrics for one in self.get_metrics("validation")]
         return CheckpointTrainingMetadata(
@@ -106,7 +106,7 @@ class Checkpoint:
         )
 
     def get_metrics(self, group: str | None = None) -> list[_metrics.TrialMetrics]:
-        """Return what its trial reported at its step, of one group ("training", "validation", ...) or of all."""
+        """Return the metrics of its trial at its step, of one group ("training", "validation", ...) or of all."""
         reports = TrackingReader(self._home.database).metrics(self.trial_id, group)
         own = [report for report in reports if report.steps_completed == self.steps_completed]
         return _metrics.of_reports(self.trial_id, own)
@@ -114,7 +114,7 @@ class Checkpoint:
     def download(self, path: str | os.PathLike[str] | None = None, mode: DownloadMode | str = DownloadMode.AUTO) -> str:
         """Copy its files into a new or empty folder, by default `checkpoints/<uuid>`, and return the folder.
 
-        They are compared with what was saved. A folder that has them already is left as it is. All modes do the same.
+        The copy is verified. A folder that already contains the files is left unchanged. All modes do the same.
         """
         DownloadMode(mode)  # or ValueError
         from determined.experiment import control
@@ -136,25 +136,25 @@ class Checkpoint:
         return load_trial_from_checkpoint_path(os.fspath(path), **arguments)
 
     def add_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Add to its metadata on record, over what is there under the same names; its files stay as they are."""
+        """Add metadata in the database, replacing values with the same names; its files do not change."""
         self._change({**self.reload()._record.metadata, **metadata})
 
     def remove_metadata(self, keys: Iterable[str]) -> None:
-        """Remove names from its metadata on record; its files stay as they are."""
+        """Remove metadata from the database; its files do not change."""
         to_remove, kept = [keys] if isinstance(keys, str) else list(keys), self.reload().metadata
         if missing := [key for key in to_remove if key not in kept]:
             raise errors.TrackingException(f"checkpoint {self.uuid} has no metadata {missing}; it has {sorted(kept)}.")
         self._change({key: value for key, value in kept.items() if key not in to_remove})
 
     def delete(self) -> None:
-        """Delete it and its files, for good; refused while it is a version of a model or a source of an experiment."""
+        """Delete it and its files permanently; refused if it is a version of a model or the source of an experiment."""
         from determined.experiment import control
 
         control.delete_checkpoint(self.uuid, self._home)
         self.reload()
 
     def reload(self) -> Checkpoint:
-        """Read it from the record anew, and return it."""
+        """Read it from the database again, and return it."""
         self._record = TrackingReader(self._home.database).checkpoint(self.uuid)
         return self
 

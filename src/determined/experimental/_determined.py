@@ -1,4 +1,4 @@
-"""What programs for Determined construct to reach their cluster; here it reaches this machine."""
+"""The class `Determined`, with which programs reach a cluster; here it reaches this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from determined.experimental._checkpoint import Checkpoint
 from determined.experimental._experiment import Experiment
 from determined.experimental._metrics import TrialMetrics
 from determined.experimental._model import Model
-from determined.experimental._orders import ExperimentSortBy, ModelSortBy, OrderBy, checked, ordered, texts
+from determined.experimental._orders import ExperimentSortBy, ModelSortBy, OrderBy, checked, ordered, strings
 from determined.experimental._states import ExperimentState
 from determined.experimental._trial import Trial
 from determined.experimental._workspace import Workspace, labels_of, project_id_of, workspace_of, workspaces
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Determined:
     """The experiments, trials, checkpoints and models in the home folder.
 
-    Arguments, which named a cluster and a user, are accepted without effect.
+    Arguments, which name a cluster and a user, are accepted and ignored.
     """
 
     def __init__(self, master: str | None = None, *arguments: Any, **options: Any) -> None:
@@ -49,13 +49,13 @@ class Determined:
         paused: bool = False,
         slots: int | None = None,
     ) -> Experiment:
-        """Create an experiment and have it run by a process of its own, which outlives this one.
+        """Create an experiment and run it in a process of its own, which outlives this one.
 
-        `config` is a map, a text of YAML, or the path of a file. `model_dir` is the folder of the program, which is
-        copied; None is for a command that needs no files. `includes` are files and folders to copy beside what is in
-        it. `project_id` is the `id` of a `Project` to put it into. A `paused` one waits for `activate`. `slots` divides
-        the CPU of a machine without GPUs. Keys without effect are warned of; `errors.InvalidConfig` lists all that is
-        wrong.
+        `config` is a mapping, a string of YAML, or the path of a file. `model_dir` is the folder of the program, which
+        is copied; None is for a command that needs no files. `includes` are further files and folders to copy.
+        `project_id` is the `id` of a `Project`. With `paused`, the experiment waits for `activate`. `slots` is the
+        number of slots into which the CPU is divided on a machine without GPUs. Keys without effect cause a warning;
+        `errors.InvalidConfig` lists all problems of the config.
         """
         from determined.experiment import control, create
         from determined.experiment.config import from_map
@@ -65,7 +65,7 @@ class Determined:
             warnings.warn("\n".join(settings.notes), stacklevel=3)
         if project_id is not None:
             settings = from_map({**settings.to_dict(), **labels_of("create_experiment", project_id)})
-        further = texts("create_experiment", "includes", includes)
+        further = strings("create_experiment", "includes", includes)
         with tempfile.TemporaryDirectory() as empty:
             folder = empty if model_dir is None else model_dir
             id = create(settings, folder, further, paused=paused, at=self._home, slots=slots)
@@ -89,16 +89,16 @@ class Determined:
         project_id: str | None = None,
         include_archived: bool = False,
     ) -> list[Experiment]:
-        """Return experiments, the oldest first unless `sort_by` and `order_by` say otherwise.
+        """Return experiments, oldest first unless `sort_by` and `order_by` are given.
 
-        Only those with one of these ids, all of these labels, one of these states, a name that has this in it and this
-        project, as far as they are given. Runs of scripts are among them, archived ones only if asked for.
+        The other arguments filter: by ids, all of some labels, states, a part of the name, and the project. The list
+        includes runs of scripts; archived experiments only with `include_archived`.
         """
         by, order = sort_by or ExperimentSortBy.ID, order_by or OrderBy.ASC
         checked("list_experiments", "sort_by", by, ExperimentSortBy)
         checked("list_experiments", "order_by", order, OrderBy)
         ids = None if experiment_ids is None else set(experiment_ids)
-        wanted = set(texts("list_experiments", "labels", labels))
+        wanted = set(strings("list_experiments", "labels", labels))
         state_names = None if states is None else _names(states)
         found = [
             record
@@ -123,11 +123,11 @@ class Determined:
     stream_trials_metrics = iter_trials_metrics  # the older name
 
     def stream_trials_training_metrics(self, trial_ids: Iterable[int]) -> Iterator[TrialMetrics]:
-        """Yield what `iter_trials_metrics(trial_ids, "training")` does, which is the newer form of it."""
+        """Same as `iter_trials_metrics(trial_ids, "training")`, the newer form."""
         return self.iter_trials_metrics(trial_ids, "training")
 
     def stream_trials_validation_metrics(self, trial_ids: Iterable[int]) -> Iterator[TrialMetrics]:
-        """Yield what `iter_trials_metrics(trial_ids, "validation")` does, which is the newer form of it."""
+        """Same as `iter_trials_metrics(trial_ids, "validation")`, the newer form."""
         return self.iter_trials_metrics(trial_ids, "validation")
 
     def get_workspace(self, name: str) -> Workspace:
@@ -135,7 +135,7 @@ class Determined:
         return workspace_of("get_workspace", name, self._home)
 
     def create_workspace(self, name: str) -> Workspace:
-        """Return a workspace, which comes to exist with its first experiment."""
+        """Return a workspace, which exists once it has an experiment."""
         return workspace_of("create_workspace", name, self._home)
 
     def list_workspaces(self) -> list[Workspace]:
@@ -143,7 +143,7 @@ class Determined:
         return workspaces(self._home)
 
     def get_checkpoint(self, uuid: str) -> Checkpoint:
-        """Return the checkpoint with an id, or with the only one that begins so (4 characters or more)."""
+        """Return the checkpoint with an id, or with a unique prefix of it (at least 4 characters)."""
         return Checkpoint(self._records.checkpoint(uuid), self._home)
 
     def create_model(
@@ -153,9 +153,9 @@ class Determined:
         metadata: Mapping[str, Any] | None = None,
         labels: Iterable[str] | None = None,
     ) -> Model:
-        """Add a model to the registry; `TrackingException` if there is one of that name."""
+        """Add a model to the registry; `TrackingException` if the name exists."""
         record = Registry(self._home.database).create_model(
-            name, description, texts("create_model", "labels", labels), metadata
+            name, description, strings("create_model", "labels", labels), metadata
         )
         return Model(record, self._home)
 
@@ -172,7 +172,7 @@ class Determined:
         *,
         include_archived: bool = False,
     ) -> list[Model]:
-        """Return the models of the registry that have these texts in their name and description."""
+        """Return the models of the registry whose name and description contain the given strings."""
         checked("list_models", "sort_by", sort_by, ModelSortBy)
         checked("list_models", "order_by", order_by, OrderBy)
         found = [
@@ -204,7 +204,7 @@ def _config(given: str | os.PathLike[str] | Mapping[str, Any]) -> ExperimentConf
     if isinstance(given, str | os.PathLike):
         return config.load(given)
     raise errors.InvalidExperimentException(
-        f"create_experiment(config={given!r}): pass a dict, a text of YAML, or the path of a file."
+        f"create_experiment(config={given!r}): pass a dict, a string of YAML, or the path of a file."
     )
 
 

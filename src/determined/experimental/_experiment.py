@@ -1,4 +1,4 @@
-"""An experiment, as the client gives it."""
+"""Experiments in the client."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from determined._home import Home
 from determined._secrets import mask_variables
 from determined.experimental import _listing
 from determined.experimental._checkpoint import Checkpoint
-from determined.experimental._orders import CheckpointSortBy, OrderBy, TrialSortBy, checked, ordered, texts
+from determined.experimental._orders import CheckpointSortBy, OrderBy, TrialSortBy, checked, ordered, strings
 from determined.experimental._states import ExperimentState
 from determined.experimental._trial import Trial
 from determined.experimental._workspace import project_id_of
 from determined.tracking import Catalog, ExperimentRecord, TrackingReader, TrialRecord
 
-_LOOKING = 0.1
+_INTERVAL_S = 0.1
 
 
 class Experiment:
-    """Trials of one program, as they were when it was asked for; `reload` reads it anew, and so does all it does."""
+    """The trials of one program. A snapshot of the database; `reload` and all methods with effects update it."""
 
     def __init__(self, record: ExperimentRecord, home: Home) -> None:
         self._record = record
@@ -35,32 +35,32 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its name."""
         return self._record.name
 
     @property
     def description(self) -> str | None:
-        """More about it."""
+        """Its description."""
         return self._record.description
 
     @property
     def notes(self) -> str | None:
-        """What people noted of it."""
+        """Its notes."""
         return self._record.notes
 
     @property
     def labels(self) -> set[str]:
-        """Words to find it by. A copy: change them by `add_label`, `remove_label` and `set_labels`."""
+        """Its labels. A copy: change them with `add_label`, `remove_label` and `set_labels`."""
         return set(self._record.labels)
 
     @property
     def project_id(self) -> str | None:
-        """The `id` of the project that it is in; None if it is in none."""
+        """The `id` of its project, if it has one."""
         return project_id_of(self._record)
 
     @property
     def config(self) -> dict[str, Any]:
-        """Its config, with every default filled in. A copy. The run of a script may have none: then it is empty.
+        """Its config, with every default filled in. A copy; empty for the run of a script without a config.
 
         The values of `environment_variables` are masked.
         """
@@ -68,56 +68,56 @@ class Experiment:
 
     @property
     def state(self) -> ExperimentState:
-        """Where it stands."""
+        """Its state."""
         return ExperimentState[self._record.state.name]
 
     @property
     def progress(self) -> float | None:
-        """How much of it is done, from 0 to 1."""
+        """The finished fraction, from 0 to 1."""
         return self._record.progress
 
     @property
     def archived(self) -> bool:
-        """Whether it is left out of listings."""
+        """Whether it is hidden from listings."""
         return self._record.is_archived
 
     def reload(self) -> Experiment:
-        """Read it from the record anew, and return it."""
+        """Read it from the database again, and return it."""
         self._record = TrackingReader(self._home.database).experiment(self.id)
         return self
 
-    # What it does
+    # Control
 
     def activate(self) -> None:
-        """Let it run, from where it was if it was paused or its runner is gone."""
+        """Run it, or continue it if it was paused or its runner is gone."""
         from determined.experiment import control
 
         control.activate(self.id, self._home)
         self.reload()
 
     def pause(self) -> None:
-        """Let all its trials save and stop; `activate` goes on."""
+        """Save a checkpoint of every trial and stop; `activate` continues it."""
         from determined.experiment import control
 
         control.pause(self.id, self._home)
         self.reload()
 
     def cancel(self) -> None:
-        """Ask it to end; its trials save a last checkpoint. `wait` returns when it has ended."""
+        """Ask it to stop; its trials save a last checkpoint. `wait` returns when it has ended."""
         from determined.experiment import control
 
         control.cancel(self.id, self._home)
         self.reload()
 
     def kill(self) -> None:
-        """Ask it to end at once, with its trials. `wait` returns when it has ended."""
+        """Ask it to stop at once. `wait` returns when it has ended."""
         from determined.experiment import control
 
         control.kill(self.id, self._home)
         self.reload()
 
     def continue_(self, overrides: Iterable[str] = ()) -> list[int]:
-        """Begin it anew after its end: trials that did not complete go on. Returns their ids.
+        """Continue it after its end: trials that did not complete continue. Returns their ids.
 
         `overrides` change the config, such as "searcher.max_length.epochs=20" for a `single` search.
         """
@@ -128,30 +128,27 @@ class Experiment:
         return reopened
 
     def wait(self, interval: float | None = None, timeout: float | None = None) -> ExperimentState:
-        """Wait until it has ended, and return its state; `TimeoutError` after so many seconds.
+        """Wait until it has ended, and return its state; `TimeoutError` after `timeout` seconds.
 
-        `TrackingException` if nobody runs it, as when it is paused. `interval` is accepted for old programs; it looks
-        several times a second.
+        `TrackingException` if it has no runner, for example when it is paused. `interval` is accepted and ignored.
         """
         from determined.experiment import control
 
         control.wait(self.id, timeout, self._home)
         return self.reload().state
 
-    def await_first_trial(self, interval: float = _LOOKING) -> Trial:
-        """Wait until it has a trial, and return that; looks every so many seconds."""
+    def await_first_trial(self, interval: float = _INTERVAL_S) -> Trial:
+        """Wait until it has a trial, and return the trial; checks every `interval` seconds."""
         from determined.experiment import control
 
         while not (trials := self.list_trials()):
             if not control.is_run(self.id, self._home):
-                raise errors.TrackingException(
-                    f"experiment {self.id} has no trial, and nobody runs it; activate() lets it run."
-                )
+                raise errors.TrackingException(f"experiment {self.id} has no trial and no runner; call activate().")
             time.sleep(interval)
         return trials[0]
 
     def delete(self) -> None:
-        """Delete it with its trials, checkpoints, program, logs and TensorBoard files, for good.
+        """Delete it with its trials, checkpoints, program, logs and TensorBoard files, permanently.
 
         `TrackingException` while it runs, and while one of its checkpoints is a version of a model or a source of
         another experiment.
@@ -160,10 +157,10 @@ class Experiment:
 
         control.delete(self.id, self._home)
 
-    # What people say of it
+    # Details
 
     def archive(self) -> None:
-        """Leave it out of listings; refused while it runs."""
+        """Hide it from listings; refused while it runs."""
         self._change(archived=True)
 
     def unarchive(self) -> None:
@@ -171,11 +168,11 @@ class Experiment:
         self._change(archived=False)
 
     def set_name(self, name: str) -> None:
-        """Call it otherwise."""
+        """Change its name."""
         self._change(name=name)
 
     def set_description(self, description: str) -> None:
-        """Say something else about it."""
+        """Change its description."""
         self._change(description=description)
 
     def set_notes(self, notes: str) -> None:
@@ -184,15 +181,15 @@ class Experiment:
 
     def set_labels(self, labels: Iterable[str]) -> None:
         """Replace all labels."""
-        self._change(labels=sorted(set(texts("set_labels", "labels", labels))))
+        self._change(labels=sorted(set(strings("set_labels", "labels", labels))))
 
     def add_label(self, label: str) -> None:
-        """Give it one more label; nothing happens if it has it."""
+        """Add a label, unless it has it already."""
         Catalog(self._home.database).add_label(self.id, label)
         self.reload()
 
     def remove_label(self, label: str) -> None:
-        """Take a label away; `TrackingException` if it does not have it."""
+        """Remove a label; `TrackingException` if it does not have it."""
         Catalog(self._home.database).remove_label(self.id, label)
         self.reload()
 
@@ -200,10 +197,10 @@ class Experiment:
         Catalog(self._home.database).change_experiment(self.id, **changes)
         self.reload()
 
-    # What it has
+    # Trials and checkpoints
 
     def list_trials(self, sort_by: TrialSortBy = TrialSortBy.ID, order_by: OrderBy = OrderBy.ASCENDING) -> list[Trial]:
-        """Return its trials; those without what they are sorted by come last."""
+        """Return its trials; those without the value to sort by come last."""
         checked("list_trials", "sort_by", sort_by, TrialSortBy)
         checked("list_trials", "order_by", order_by, OrderBy)
         records = ordered(TrackingReader(self._home.database).trials(self.id), lambda one: _key(one, sort_by), order_by)
@@ -217,16 +214,15 @@ class Experiment:
         order_by: OrderBy | None = None,
         max_results: int | None = None,
     ) -> list[Checkpoint]:
-        """Return its checkpoints whose files are there, at most `max_results`.
+        """Return its existing checkpoints, at most `max_results`.
 
-        They come in the order of the searcher's metric, the best first, unless `sort_by` says otherwise: a
-        `CheckpointSortBy`, or the name of a validation metric with `order_by` (ASCENDING: the smallest first). Those
-        without a finite metric come last.
+        The default order is by the searcher's metric, best first. `sort_by` is a `CheckpointSortBy`, or the name of a
+        validation metric with `order_by` (ASCENDING: smallest first). Those without a finite metric come last.
         """
         return _listing.listed(self._home, self.id, None, sort_by, order_by, max_results)
 
     def top_checkpoint(self, sort_by: str | None = None, smaller_is_better: bool | None = None) -> Checkpoint:
-        """Return its best checkpoint by the searcher's metric, or by another one and what is better of it."""
+        """Return its best checkpoint by the searcher's metric, or by another metric and direction."""
         return self.top_n_checkpoints(1, sort_by, smaller_is_better)[0]
 
     def top_n_checkpoints(

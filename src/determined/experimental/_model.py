@@ -1,4 +1,4 @@
-"""The registry of models, as the client gives it."""
+"""The model registry in the client."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from determined import errors
 from determined._home import Home
 from determined.experimental._checkpoint import Checkpoint
-from determined.experimental._metrics import moment
-from determined.experimental._orders import OrderBy, checked, texts
+from determined.experimental._metrics import utc_time
+from determined.experimental._orders import OrderBy, checked, strings
 from determined.tracking import ModelRecord, ModelVersionRecord, Registry, TrackingReader
 
 
 class ModelVersion:
-    """A version of a model: a checkpoint that stays. As it was when it was asked for."""
+    """A version of a model: a checkpoint that is kept. A snapshot of the database."""
 
     def __init__(self, record: ModelVersionRecord, home: Home) -> None:
         self._record = record
@@ -38,31 +38,31 @@ class ModelVersion:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The checkpoint that it is."""
+        """Its checkpoint."""
         return Checkpoint(TrackingReader(self._home.database).checkpoint(self._record.checkpoint), self._home)
 
     @property
     def name(self) -> str | None:
-        """What people call it."""
+        """Its name."""
         return self._record.name
 
     @property
     def comment(self) -> str | None:
-        """What was said of it when it was registered."""
+        """The comment from its registration."""
         return self._record.comment
 
     @property
     def notes(self) -> str | None:
-        """What people noted of it."""
+        """Its notes."""
         return self._record.notes
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What belongs to it. A copy."""
+        """Its metadata. A copy."""
         return dict(self._record.metadata)
 
     def set_name(self, name: str) -> None:
-        """Call it otherwise."""
+        """Change its name."""
         self._change(name=name)
 
     def set_notes(self, notes: str) -> None:
@@ -70,7 +70,7 @@ class ModelVersion:
         self._change(notes=notes)
 
     def delete(self) -> None:
-        """Remove it from its model; the checkpoint stays, but may be deleted from now on."""
+        """Remove it from its model; the checkpoint is not deleted, but is no longer protected."""
         Registry(self._home.database).delete_version(self.model_id, self.model_version)
 
     def _change(self, **changes: Any) -> None:
@@ -81,7 +81,7 @@ class ModelVersion:
 
 
 class Model:
-    """A name in the registry, with versions. As it was when it was asked for; `reload` reads it anew."""
+    """A name in the registry, with versions. A snapshot of the database; `reload` updates it."""
 
     def __init__(self, record: ModelRecord, home: Home) -> None:
         self._record = record
@@ -95,41 +95,41 @@ class Model:
 
     @property
     def name(self) -> str:
-        """Its name, which no other model has."""
+        """Its unique name."""
         return self._record.name
 
     @property
     def description(self) -> str | None:
-        """More about it."""
+        """Its description."""
         return self._record.description
 
     @property
     def labels(self) -> list[str]:
-        """Words to find it by. A copy."""
+        """Its labels. A copy."""
         return list(self._record.labels)
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What belongs to it. A copy: change it by `add_metadata` and `remove_metadata`."""
+        """Its metadata. A copy: change it with `add_metadata` and `remove_metadata`."""
         return dict(self._record.metadata)
 
     @property
     def archived(self) -> bool:
-        """Whether it is left out of listings."""
+        """Whether it is hidden from listings."""
         return self._record.is_archived
 
     @property
     def creation_time(self) -> datetime.datetime:
         """When it was created, in UTC."""
-        return moment(self._record.created)
+        return utc_time(self._record.created)
 
     @property
     def last_updated_time(self) -> datetime.datetime:
-        """When it was changed last, in UTC."""
-        return moment(self._record.updated)
+        """When it was last changed, in UTC."""
+        return utc_time(self._record.updated)
 
     def reload(self) -> Model:
-        """Read it from the registry anew, and return it."""
+        """Read it from the registry again, and return it."""
         self._record = self._registry.model(self.model_id)
         return self
 
@@ -142,7 +142,7 @@ class Model:
         comment: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> ModelVersion:
-        """Make a checkpoint its next version, and return that. The checkpoint stays as long as it is one."""
+        """Make a checkpoint its next version, and return the version. The checkpoint is protected from deletion."""
         given = checkpoint_uuid.uuid if isinstance(checkpoint_uuid, Checkpoint) else checkpoint_uuid
         uuid = TrackingReader(self._home.database).checkpoint(given).uuid
         version = self._registry.register_version(self.model_id, uuid, name, comment, metadata)
@@ -150,14 +150,14 @@ class Model:
         return ModelVersion(version, self._home)
 
     def get_version(self, version: int = -1) -> ModelVersion | None:
-        """Return the version with a number, or the newest one; None if there is none at all."""
+        """Return the version with a number, or the newest one; None if there are no versions."""
         if version != -1:
             return ModelVersion(self._registry.version(self.model_id, version), self._home)
         found = self.list_versions()
         return found[0] if found else None
 
     def list_versions(self, order_by: OrderBy = OrderBy.DESCENDING) -> list[ModelVersion]:
-        """Return its versions, the newest first unless `order_by` is ASCENDING."""
+        """Return its versions, newest first unless `order_by` is ASCENDING."""
         checked("list_versions", "order_by", order_by, OrderBy)
         found = self._registry.versions(self.model_id)
         chosen = found if order_by is OrderBy.DESC else found[::-1]
@@ -168,26 +168,26 @@ class Model:
     # Details
 
     def set_description(self, description: str) -> None:
-        """Say something else about it."""
+        """Change its description."""
         self._change(description=description)
 
     def set_labels(self, labels: Iterable[str]) -> None:
         """Replace all labels."""
-        self._change(labels=texts("set_labels", "labels", labels))
+        self._change(labels=strings("set_labels", "labels", labels))
 
     def add_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Add to its metadata, over what is there under the same names."""
+        """Add metadata, replacing values with the same names."""
         self._change(metadata={**self.reload().metadata, **metadata})
 
     def remove_metadata(self, keys: Iterable[str]) -> None:
-        """Remove names from its metadata."""
+        """Remove metadata by name."""
         to_remove, kept = [keys] if isinstance(keys, str) else list(keys), self.reload().metadata
         if missing := [key for key in to_remove if key not in kept]:
             raise errors.TrackingException(f"model {self.name!r} has no metadata {missing}; it has {sorted(kept)}.")
         self._change(metadata={key: value for key, value in kept.items() if key not in to_remove})
 
     def archive(self) -> None:
-        """Leave it out of listings."""
+        """Hide it from listings."""
         self._change(archived=True)
 
     def unarchive(self) -> None:
@@ -195,7 +195,7 @@ class Model:
         self._change(archived=False)
 
     def delete(self) -> None:
-        """Remove it and its versions; the checkpoints stay, but may be deleted from now on."""
+        """Remove it and its versions; the checkpoints are not deleted, but are no longer protected."""
         self._registry.delete_model(self.model_id)
 
     def _change(self, **changes: Any) -> None:

@@ -1,4 +1,4 @@
-"""Try a trial out on one batch."""
+"""Test a trial on one batch."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 
 
 class OrderBy(enum.Enum):
-    """In which order a listing comes."""
+    """The order of a listing."""
 
     ASC = "ORDER_BY_ASC"
     DESC = "ORDER_BY_DESC"
@@ -43,7 +43,7 @@ class TrialSortBy(enum.Enum):
 
 
 class CheckpointSortBy(enum.Enum):
-    """What checkpoints can be sorted by, beside the name of a validation metric."""
+    """What checkpoints can be sorted by, besides the name of a validation metric."""
 
     UUID = "uuid"
     TRIAL_ID = "trial_id"
@@ -69,14 +69,14 @@ def checked(call: str, name: str, value: Any, kind: type[enum.Enum]) -> None:
         raise TypeError(f"{call}({name}={value!r}): pass one of {choices}.")
 
 
-def texts(call: str, name: str, values: Iterable[Item] | None) -> list[Item]:
-    """Return several texts or paths; raises `TypeError` for a single one, which would be taken for its letters."""
+def strings(call: str, name: str, values: Iterable[Item] | None) -> list[Item]:
+    """Return strings or paths as a list; raise `TypeError` for a single string, which would be split into letters."""
     if isinstance(values, str):
-        raise TypeError(f"{call}({name}={values!r}): pass a list of texts, such as [{values!r}].")
+        raise TypeError(f"{call}({name}={values!r}): pass a list of strings, such as [{values!r}].")
     return list(values or ())
 
 
 def ordered(items: Iterable[Item], key: Callable[[Item], Any], order_by: OrderBy) -> list[Item]:
-    """Return items by their keys; those whose key is None come last in any order."""
+    """Return items sorted by key; those whose key is None come last in both orders."""
     known = [item for item in items if key(item) is not None]
     return sorted(known, key=key, reverse=order_by is OrderBy.DESC) + [item for item in items if key(item) is None]

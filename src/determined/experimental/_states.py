@@ -1,4 +1,4 @@
-"""States as the client names them."""
+"""States in the client."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import enum
 
 
 class ExperimentState(enum.Enum):
-    """Where an experiment stands. COMPLETED, CANCELED and ERROR are ends.
+    """The state of an experiment. COMPLETED, CANCELED and ERROR are final.
 
-    RUNNING is another name of ACTIVE. UNSPECIFIED and what follows it are states on a cluster, for programs that
-    compare with them; no experiment here is ever in one.
+    RUNNING is another name of ACTIVE. UNSPECIFIED and those after it are states of a cluster, for programs that compare
+    with them; no experiment here has one of them.
     """
 
     ACTIVE = "STATE_ACTIVE"
@@ -32,7 +32,7 @@ class ExperimentState(enum.Enum):
 
 
 class TrialState(enum.Enum):
-    """Where a trial stands; the names mean what those of `ExperimentState` do."""
+    """The state of a trial; the names are those of `ExperimentState`."""
 
     ACTIVE = "STATE_ACTIVE"
     RUNNING = ACTIVE
@@ -51,7 +51,7 @@ class TrialState(enum.Enum):
 
 
 class CheckpointState(enum.Enum):
-    """Whether the files of a checkpoint are there."""
+    """Whether the files of a checkpoint exist."""
 
     COMPLETED = "STATE_COMPLETED"
     DELETED = "STATE_DELETED"

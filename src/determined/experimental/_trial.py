@@ -1,4 +1,4 @@
-"""A trial, as the client gives it."""
+"""Trials in the client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from determined.tracking import TrackingReader, TrialRecord
 
 
 class Trial:
-    """One training with one set of hyperparameters, as it was when it was asked for; `reload` reads it anew."""
+    """One training run with one set of hyperparameters. A snapshot of the database; `reload` updates it."""
 
     def __init__(self, record: TrialRecord, home: Home) -> None:
         self._record = record
@@ -29,7 +29,7 @@ class Trial:
 
     @property
     def experiment_id(self) -> int:
-        """The experiment that it is of."""
+        """The id of its experiment."""
         return self._record.experiment_id
 
     @property
@@ -39,7 +39,7 @@ class Trial:
 
     @property
     def state(self) -> TrialState:
-        """Where it stands."""
+        """Its state."""
         return TrialState[self._record.state.name]
 
     @property
@@ -54,17 +54,17 @@ class Trial:
 
     @property
     def restarts(self) -> int:
-        """How often it was started again after a failure."""
+        """How many times it was restarted after a failure."""
         return self._record.restarts
 
     @property
     def steps_completed(self) -> int:
-        """How many batches it has reported."""
+        """The number of batches of its latest report."""
         return self._record.steps_completed
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What it told of itself by `core_context.train.set_metadata`."""
+        """The metadata that it set with `core_context.train.set_metadata`."""
         return dict(self._record.metadata)
 
     @property
@@ -73,12 +73,12 @@ class Trial:
         return _metrics.summary_of(self._record.summary)
 
     def reload(self) -> Trial:
-        """Read it from the record anew, and return it."""
+        """Read it from the database again, and return it."""
         self._record = TrackingReader(self._home.database).trial(self.id)
         return self
 
     def kill(self) -> None:
-        """Ask its runner to end it at once; its experiment goes on."""
+        """Ask its runner to kill it; its experiment continues."""
         from determined.experiment import control
 
         control.kill_trial(self.id, self._home)
@@ -96,14 +96,13 @@ class Trial:
     ) -> Iterator[str]:
         """Yield the lines of its output, of all runs and ranks by time, each with its line break.
 
-        `head` and `tail` are for the first and last so many lines, `rank_ids` for some ranks, `stdtypes` for "stdout"
-        or "stderr". With `follow` lines come as they are written, until the trial has ended or pauses. The run of a
-        script has none.
+        `head` and `tail` limit the number of lines, `rank_ids` selects ranks, and `stdtypes` selects "stdout" or
+        "stderr". With `follow`, new lines follow until the trial ends or pauses. The run of a script has no logs.
         """
         if head is not None and (tail is not None or follow):
-            raise ValueError("iter_logs(head=...) goes with neither tail=... nor follow=True; leave one of them out.")
+            raise ValueError("iter_logs(head=...) excludes tail=... and follow=True; leave one of them out.")
         if follow and timestamp_before is not None:
-            raise ValueError("iter_logs(timestamp_before=...) does not go with follow=True; leave one of them out.")
+            raise ValueError("iter_logs(timestamp_before=...) excludes follow=True; leave one of them out.")
         return self._lines(follow, head, tail, rank_ids, stdtypes, timestamp_after, timestamp_before)
 
     logs = iter_logs  # the older name
@@ -137,15 +136,15 @@ class Trial:
         yield from _metrics.of_reports(self.id, TrackingReader(self._home.database).metrics(self.id, group))
 
     def stream_metrics(self, group: str) -> Iterator[_metrics.TrialMetrics]:
-        """Yield what `iter_metrics` does, which is the newer name of it."""
+        """Same as `iter_metrics`, the newer name."""
         return self.iter_metrics(group)
 
     def stream_training_metrics(self) -> Iterator[_metrics.TrialMetrics]:
-        """Yield what `iter_metrics("training")` does, which is the newer form of it."""
+        """Same as `iter_metrics("training")`, the newer form."""
         return self.iter_metrics("training")
 
     def stream_validation_metrics(self) -> Iterator[_metrics.TrialMetrics]:
-        """Yield what `iter_metrics("validation")` does, which is the newer form of it."""
+        """Same as `iter_metrics("validation")`, the newer form."""
         return self.iter_metrics("validation")
 
     def list_checkpoints(
@@ -154,13 +153,13 @@ class Trial:
         order_by: OrderBy | None = None,
         max_results: int | None = None,
     ) -> list[Checkpoint]:
-        """Return its checkpoints whose files are there. Arguments are as with `Experiment.list_checkpoints`."""
+        """Return its existing checkpoints. Arguments as in `Experiment.list_checkpoints`."""
         return _listing.listed(self._home, self.experiment_id, self.id, sort_by, order_by, max_results)
 
     get_checkpoints = list_checkpoints
 
     def top_checkpoint(self, sort_by: str | None = None, smaller_is_better: bool | None = None) -> Checkpoint:
-        """Return its best checkpoint by the searcher's metric, or by another one and what is better of it."""
+        """Return its best checkpoint by the searcher's metric, or by another metric and direction."""
         return _listing.best(self._home, self.experiment_id, self.id, 1, sort_by, smaller_is_better)[0]
 
     def select_checkpoint(
@@ -171,10 +170,10 @@ class Trial:
         sort_by: str | None = None,
         smaller_is_better: bool | None = None,
     ) -> Checkpoint:
-        """Return its latest checkpoint, its best one, or the one with an id. Say which of the three."""
+        """Return its latest checkpoint, its best one, or the one with an id; pass one of the three arguments."""
         if sum((latest, best, uuid is not None)) != 1:
             raise ValueError(
-                f"select_checkpoint(latest={latest}, best={best}, uuid={uuid!r}): say exactly one of the three."
+                f"select_checkpoint(latest={latest}, best={best}, uuid={uuid!r}): pass exactly one of the three."
             )
         if best:
             return self.top_checkpoint(sort_by, smaller_is_better)
@@ -182,14 +181,15 @@ class Trial:
             return self._own(uuid)
         found = self.list_checkpoints(CheckpointSortBy.BATCH_NUMBER, OrderBy.DESC, 1)
         if not found:
-            raise errors.CheckpointNotFoundException(f"trial {self.id} has no checkpoint whose files are there.")
+            raise errors.CheckpointNotFoundException(f"trial {self.id} has no existing checkpoint.")
         return found[0]
 
     def _own(self, uuid: str) -> Checkpoint:
         found = Checkpoint(TrackingReader(self._home.database).checkpoint(uuid), self._home)
         if found.trial_id != self.id:
             raise errors.CheckpointNotFoundException(
-                f"checkpoint {found.uuid} is of trial {found.trial_id}, not of trial {self.id}; ask that one for it."
+                f"checkpoint {found.uuid} belongs to trial {found.trial_id}, not to trial {self.id}; "
+                f"use get_trial({found.trial_id})."
             )
         return found
 

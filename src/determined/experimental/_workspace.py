@@ -12,20 +12,20 @@ from determined.tracking import ExperimentRecord, TrackingReader
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Project:
-    """A group of experiments in a workspace. It is a label: nothing is stored of it but with its experiments."""
+    """A group of experiments in a workspace. It is a label, stored only with its experiments."""
 
     workspace: str
     name: str
 
     @property
     def id(self) -> str:
-        """What `create_experiment(project_id=...)` and `list_experiments(project_id=...)` take: "workspace/name"."""
+        """The `project_id` of `create_experiment` and `list_experiments`: "workspace/name"."""
         return f"{self.workspace}/{self.name}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Workspace:
-    """A group of projects. It is a label: nothing is stored of it but with its experiments."""
+    """A group of projects. It is a label, stored only with its experiments."""
 
     name: str
     _home: Home = dataclasses.field(repr=False, compare=False)
@@ -36,7 +36,7 @@ class Workspace:
         return self.name
 
     def create_project(self, name: str, description: str | None = None) -> Project:
-        """Return a project, which comes to exist with its first experiment. The description is not stored."""
+        """Return a project, which exists once it has an experiment. The description is not stored."""
         return Project(self.name, _checked("create_project", name))
 
     def get_project(self, project_name: str) -> Project:

@@ -1,4 +1,4 @@
-"""Experiments, trials, checkpoints and models of this machine, by calls.
+"""Experiments, trials, checkpoints and models of this machine in Python.
 
     from determined.experimental import client
 
@@ -6,8 +6,8 @@
     experiment.wait()
     print(experiment.top_checkpoint().download())
 
-All of it happens in this process, on the tracking database in the home folder; `det` shows the same. What cannot be
-done raises an exception of `determined.errors` that says why.
+Calls work in this process, on the tracking database in the home folder; `det` shows the same. Errors are exceptions
+of `determined.errors`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ __all__ = [
 
 
 def login(*arguments: Any, **options: Any) -> None:
-    """Do nothing but say so: programs for Determined begin with it, and here is no service to log in to."""
+    """Warn that there is no service to log in to; programs for Determined begin with this call."""
     warnings.warn(
         "login() has no effect: experiments run on this machine, without a service to log in to. Remove the call.",
         stacklevel=2,
@@ -89,7 +89,7 @@ def create_experiment(
     paused: bool = False,
     slots: int | None = None,
 ) -> Experiment:
-    """Create an experiment and have it run. See `Determined.create_experiment`."""
+    """Create an experiment and run it. See `Determined.create_experiment`."""
     return Determined().create_experiment(
         config, model_dir, includes, project_id=project_id, paused=paused, slots=slots
     )
@@ -135,17 +135,17 @@ def iter_trials_metrics(trial_ids: Iterable[int], group: str) -> Iterator[TrialM
 
 
 def stream_trials_metrics(trial_ids: Iterable[int], group: str) -> Iterator[TrialMetrics]:
-    """Yield what `iter_trials_metrics` does, which is the newer name of it."""
+    """Same as `iter_trials_metrics`, the newer name."""
     return iter_trials_metrics(trial_ids, group)
 
 
 def stream_trials_training_metrics(trial_ids: Iterable[int]) -> Iterator[TrialMetrics]:
-    """Yield what `iter_trials_metrics(trial_ids, "training")` does, which is the newer form of it."""
+    """Same as `iter_trials_metrics(trial_ids, "training")`, the newer form."""
     return iter_trials_metrics(trial_ids, "training")
 
 
 def stream_trials_validation_metrics(trial_ids: Iterable[int]) -> Iterator[TrialMetrics]:
-    """Yield what `iter_trials_metrics(trial_ids, "validation")` does, which is the newer form of it."""
+    """Same as `iter_trials_metrics(trial_ids, "validation")`, the newer form."""
     return iter_trials_metrics(trial_ids, "validation")
 
 
@@ -155,7 +155,7 @@ def get_workspace(name: str) -> Workspace:
 
 
 def create_workspace(name: str) -> Workspace:
-    """Return a workspace, which comes to exist with its first experiment."""
+    """Return a workspace, which exists once it has an experiment."""
     return Determined().create_workspace(name)
 
 
@@ -165,7 +165,7 @@ def list_workspaces() -> list[Workspace]:
 
 
 def get_checkpoint(uuid: str) -> Checkpoint:
-    """Return the checkpoint with an id, or with the only one that begins so (4 characters or more)."""
+    """Return the checkpoint with an id, or with a unique prefix of it (at least 4 characters)."""
     return Determined().get_checkpoint(uuid)
 
 

@@ -1,4 +1,4 @@
-"""The addresses of the page."""
+"""The routes of the page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger("determined.web")
 
 
 class _IdConvertor(IntegerConvertor):
-    """Ids as the record has them; longer numbers lead nowhere."""
+    """Ids of at most 18 digits, which the database can hold."""
 
     regex = "[0-9]{1,18}"
 
@@ -40,7 +40,7 @@ register_url_convertor("id", _IdConvertor())
 
 
 def _plotly() -> pathlib.Path:
-    """Return the JavaScript that comes with Plotly, which itself need not be imported."""
+    """Return the path of the JavaScript in the package plotly, without importing it."""
     found = importlib.util.find_spec("plotly")
     if found is None or found.origin is None:
         raise ModuleNotFoundError("No module named 'plotly'", name="plotly")
@@ -62,7 +62,7 @@ _EXPERIMENT_ACTIONS: dict[str, Callable[[int, Home], object]] = {
 
 
 def make_app(home: Home, token: str | None = None, host: str = "localhost") -> ASGIApp:
-    """Return the page over a home folder, for those who have the token if there is one."""
+    """Return the app that serves a home folder; with a token, requests must have it."""
     site = _Site(home)
     routes = [
         Route("/", site.page(site.pages.experiments)),
@@ -78,26 +78,26 @@ def make_app(home: Home, token: str | None = None, host: str = "localhost") -> A
         Route("/live/trials/{id:id}", site.live(site.pages.trial)),
         Route("/static/{name:str}", static),
     ]
-    handlers: Any = {404: site.nothing_here, errors.DeterminedException: site.explain, OSError: site.explain}
+    handlers: Any = {404: site.not_found, errors.DeterminedException: site.explain, OSError: site.explain}
     handlers[Exception] = site.explain
     return Guard(Starlette(routes=routes, exception_handlers=handlers), token, host)
 
 
 def static(request: Request) -> Response:
-    """Give a file that belongs to the page itself."""
+    """Return a static file."""
     path = _FILES.get(request.path_params["name"])
     if path is None:
         return PlainTextResponse("Not Found\n", 404)
     found = path.stat()
     tag = f'"{found.st_mtime_ns:x}-{found.st_size:x}"'
-    headers = {"ETag": tag, "Cache-Control": "no-cache"}  # asked for again, but sent only if it changed
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}  # revalidated, and sent only if it changed
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
     return FileResponse(path, headers=headers)
 
 
 class _Site:
-    """Answers requests by pages over a home folder."""
+    """Answers requests with pages on a home folder."""
 
     def __init__(self, home: Home) -> None:
         self.pages = Pages(home)
@@ -115,7 +115,7 @@ class _Site:
         self._templates.globals |= {"version": VERSION, "duration": wording.duration, "searcher": wording.searcher}
 
     def page(self, make: Callable[..., Page]) -> Callable[[Request], Response]:
-        """Return what answers with a whole page."""
+        """Return a handler that answers with a whole page."""
 
         def answer(request: Request) -> Response:
             page = make(request.query_params, **request.path_params)
@@ -124,7 +124,7 @@ class _Site:
         return answer
 
     def data(self, make: Callable[..., Any]) -> Callable[[Request], Response]:
-        """Return what answers with JSON."""
+        """Return a handler that answers with JSON."""
 
         def answer(request: Request) -> Response:
             found = encode_json(make(request.query_params, **request.path_params))
@@ -133,7 +133,7 @@ class _Site:
         return answer
 
     def live(self, make: Callable[..., Page]) -> Callable[[Request], Any]:
-        """Return what answers with the parts of a page, again whenever they have changed."""
+        """Return a handler that sends the parts of a page whenever they change."""
 
         def parts(request: Request) -> dict[str, str]:
             page = make(request.query_params, **request.path_params)
@@ -149,7 +149,7 @@ class _Site:
         return answer
 
     def trials_csv(self, request: Request) -> Response:
-        """Give all trials of an experiment as comma-separated values."""
+        """Return all trials of an experiment as comma-separated values."""
         id = request.path_params["id"]
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(self.pages.trial_rows(id))
@@ -160,28 +160,28 @@ class _Site:
         """Pause, activate, cancel or kill an experiment."""
         act = _EXPERIMENT_ACTIONS.get(request.path_params["action"])
         if act is None:
-            return self.nothing_here(request, None)
+            return self.not_found(request, None)
         act(request.path_params["id"], self._home)
         return JSONResponse({})
 
     def kill_trial(self, request: Request) -> Response:
-        """End one trial; its experiment goes on."""
+        """Kill a trial; its experiment continues."""
         control.kill_trial(request.path_params["id"], self._home)
         return JSONResponse({})
 
     def explain(self, request: Request, error: Exception) -> Response:
-        """Say what went wrong, on a page or to one."""
+        """Return an error, as a page or as JSON."""
         status = 404 if isinstance(error, errors.NotOnRecordException) else 409 if request.method == "POST" else 500
         if not isinstance(error, errors.DeterminedException | OSError):
             logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
         if request.method == "POST":
             return JSONResponse({"error": str(error)}, status)
-        return self._html("error.html", {"title": "Something is not right", "message": str(error)}, status)
+        return self._html("error.html", {"title": "Error", "message": str(error)}, status)
 
-    def nothing_here(self, request: Request, _: object) -> Response:
-        """Say that an address leads nowhere."""
+    def not_found(self, request: Request, _: object) -> Response:
+        """Return the error for an unknown address."""
         message = f"There is nothing at {request.url.path!r}."
-        return self._html("error.html", {"title": "Nothing here", "message": message}, 404)
+        return self._html("error.html", {"title": "Not found", "message": message}, 404)
 
     def _html(self, template: str, context: dict[str, Any], status: int = 200) -> Response:
         text = self._templates.get_template(template).render(context)
@@ -189,4 +189,4 @@ class _Site:
 
 
 def _encoded(text: str) -> bytes:
-    return text.encode(errors="backslashreplace")  # what a program was named by may be no text at all
+    return text.encode(errors="backslashreplace")  # names may contain lone surrogates

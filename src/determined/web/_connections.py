@@ -1,4 +1,4 @@
-"""Limits that apply before a request is read: to the number of connections, and to the time that a request takes."""
+"""Limits before a request is read: on the number of connections, and on the time that a request takes to arrive."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _INCOMPLETE = (h11.IDLE, h11.SEND_BODY)
 
 
 def max_connections() -> int:
-    """Return how many connections may be open: half of the file descriptors of this process, and no more than 200."""
+    """Return the maximum number of connections: half of the file descriptors of this process, at most 200."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MAX_CONNECTIONS if descriptors < 0 else min(_MAX_CONNECTIONS, descriptors // 2)
 
 
 class LimitedProtocol(H11Protocol):
-    """HTTP/1.1 of uvicorn, which itself waits for ever for the rest of a request, with limits.
+    """HTTP/1.1 of uvicorn with limits; uvicorn itself waits forever for the rest of a request.
 
-    A request that is incomplete after `REQUEST_TIMEOUT_S` is dropped. Where `limit_concurrency` would be reached, the
-    oldest connection without a complete request makes room, so that idle ones keep nobody out. Where all have one, such
-    as live pages, uvicorn answers the new one with 503.
+    A request that is incomplete after `REQUEST_TIMEOUT_S` is dropped. If `limit_concurrency` would be reached, the
+    oldest connection without a complete request is closed. If all connections have one, such as live pages, uvicorn
+    answers the new one with 503.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -41,7 +41,7 @@ class LimitedProtocol(H11Protocol):
         self._update_timeout()
 
     def data_received(self, data: bytes) -> None:
-        """Go on waiting until the request is complete."""
+        """Wait on until the request is complete."""
         super().data_received(data)
         self._update_timeout()
 

@@ -1,4 +1,4 @@
-"""Who may ask the page for what: every request passes here first."""
+"""Access control: every request passes here first."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _TOKEN = "token"
-_LARGEST_BODY = 10_000
+_MAX_BODY = 10_000
 _SAFE = ("GET", "HEAD")
 _POLICY = {
-    # Plotly styles what it draws by style attributes, and makes pictures of it.
+    # Plotly uses style attributes, and exports images.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -28,23 +28,23 @@ _POLICY = {
 
 
 class Guard:
-    """Lets only requests through that come from the page itself or from somebody at this machine.
+    """Passes on only requests from the page itself or from a user of this machine.
 
-    A page from elsewhere cannot make a browser act here: its Origin is refused. With a token, whoever asks must have
-    it. Without one, a Host must be an address or a name that no stranger's name server can give to this machine; the
-    port may differ, since another one may lead here, as with `ssh -L`.
+    Requests from other sites are refused by their Origin. With a token, a request must have it. Without one, the Host
+    must be an IP address or a name of this machine, which protects against DNS rebinding; the port may differ, as with
+    `ssh -L`.
     """
 
     def __init__(self, app: ASGIApp, token: str | None, host: str) -> None:
         self._app = app
         self._token = token
         self._names = {"localhost", host.lower(), socket.gethostname().lower()}
-        # Not shared with the page of somebody else on another port of this machine.
+        # Not shared with the page of another user on another port of this machine.
         self._cookie = f"det_ui_{hashlib.sha256((token or '').encode()).hexdigest()[:8]}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            raise RuntimeError(f"the page does not speak {scope['type']!r}")
+            raise RuntimeError(f"the page does not support {scope['type']!r}")
         refusal = self._refusal(scope)
         answer = self._app if refusal is None else refusal
 
@@ -71,7 +71,7 @@ class Guard:
         query = QueryParams(scope["query_string"])
         if scope["method"] in _SAFE and secrets.compare_digest(query.get(_TOKEN, "").encode(), token.encode()):
             rest = urllib.parse.urlencode([(name, value) for name, value in query.multi_items() if name != _TOKEN])
-            # Not left in the address, which people share.
+            # Removed from the URL, which people share.
             answer = RedirectResponse(f"{scope['path']}?{rest}" if rest else scope["path"], 303)
             answer.set_cookie(self._cookie, token, httponly=True, samesite="lax", path="/")
             return answer
@@ -90,12 +90,12 @@ class Guard:
         return "" if found is None else found.value
 
     def _is_from_here(self, headers: Headers, *, is_change: bool) -> bool:
-        """Return whether a request comes from this page; if it changes nothing, from no page or by a link is enough."""
+        """Return whether a request comes from this page; one without effects may also come from no page or a link."""
         origin, host = headers.get("origin"), headers.get("host", "")
         if origin is None:
             is_link = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
             return not is_change and (is_link or headers.get("sec-fetch-site", "none") != "cross-site")
-        # What other machines reach may be behind a proxy that speaks TLS.
+        # With a token, there may be a TLS proxy in front of the page.
         return origin == f"http://{host}" or (self._token is not None and origin == f"https://{host}")
 
     def _is_named_by(self, host: str) -> bool:
@@ -117,8 +117,8 @@ def _refused_change(method: str, headers: Headers) -> Response | None:
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         return PlainTextResponse("Unsupported Media Type: send JSON.\n", 415)
     length = headers.get("content-length", "")
-    if "transfer-encoding" in headers or not length.isdecimal() or int(length[:20]) > _LARGEST_BODY:
-        return PlainTextResponse(f"Content Too Large: send at most {_LARGEST_BODY} bytes.\n", 413)
+    if "transfer-encoding" in headers or not length.isdecimal() or int(length[:20]) > _MAX_BODY:
+        return PlainTextResponse(f"Content Too Large: send at most {_MAX_BODY} bytes.\n", 413)
     return None
 
 

@@ -20,7 +20,7 @@ from determined.experiment import Scores, wording
 from determined.experiment.executors import LogLine, read_logs
 from determined.tracking import CheckpointState, Desired, ExperimentRecord, TrackingReader, TrialRecord
 from determined.web import _charts
-from determined.web._memory import Memory
+from determined.web._cache import Cache
 
 _PER_PAGE = 100
 _CHECKPOINTS = 20
@@ -62,8 +62,8 @@ class Pages:
     def __init__(self, home: Home) -> None:
         self._home = home
         self._records = TrackingReader(home.database)
-        self._experiments = Memory(self._read_experiment)
-        self._trials = Memory(self._read_trial)
+        self._experiments = Cache(self._read_experiment)
+        self._trials = Cache(self._read_trial)
 
     def experiments(self, query: Query) -> Page:
         """Return the list of experiments, newest first."""

@@ -1,4 +1,4 @@
-"""Serve the page, to this machine alone unless told otherwise."""
+"""Serve the page, by default to this machine only."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from determined._home import Home
 
 DEFAULT_HOST = "127.0.0.1"
 FIRST_PORT = 8080
-_TRIED = 100
-"""Ports from the first one on, of which the first free one is taken."""
-_LEAVING = 1
-"""Seconds after an interrupt in which browsers may let go."""
+_PORTS_TRIED = 100
+_SHUTDOWN_TIMEOUT_S = 1
+"""Seconds after an interrupt in which browsers may close their connections."""
 
 
 def serve(
@@ -29,10 +28,10 @@ def serve(
     with_token: bool = False,
     on_ready: Callable[[str], None] = print,
 ) -> None:
-    """Serve the page over a home folder until Ctrl-C; `on_ready` is called with its address.
+    """Serve the page for a home folder until Ctrl-C; `on_ready` is called with its URL.
 
-    Without a port the first free one from 8080 on is taken. With a token, which is part of the address, only those who
-    have it can use the page; there is one in any case if other machines can reach it.
+    The default port is the first free one from 8080. With a token, which is part of the URL, requests without it are
+    refused; there is always one if other machines can reach the page.
     """
     try:
         import uvicorn
@@ -54,16 +53,16 @@ def serve(
         ws="none",
         lifespan="off",
         server_header=False,
-        timeout_graceful_shutdown=_LEAVING,
+        timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT_S,
     )
-    with listening, contextlib.suppress(KeyboardInterrupt):  # which uvicorn passes on when it has ended
+    with listening, contextlib.suppress(KeyboardInterrupt):  # which uvicorn raises again when it has ended
         on_ready(_address(host, listening, token))
         uvicorn.Server(config).run(sockets=[listening])
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
-    """Return a socket that listens already, so that whoever reads the address can use it at once."""
-    ports = range(FIRST_PORT, FIRST_PORT + _TRIED) if port is None else [port]
+    """Return a listening socket, so that the URL works as soon as it is printed."""
+    ports = range(FIRST_PORT, FIRST_PORT + _PORTS_TRIED) if port is None else [port]
     for candidate in ports:
         try:
             return socket.create_server((host, candidate), family=_family(host))
@@ -74,7 +73,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
     tried = f"port {port}" if port is not None else f"any port from {ports[0]} to {ports[-1]}"
     raise errors.DeterminedException(
         f"the page cannot be served at {host!r} on {tried}: {reason.strerror or reason}; give another --port (0 takes "
-        "any that is free) or --host."
+        "any free one) or --host."
     ) from reason
 
 

@@ -27,9 +27,9 @@ _SHARE = 20
 """Reading and drawing take at most one part in this number of a core, however many trials there are."""
 _SLICE = 0.1
 _NOTES = {
-    tracking.Desired.PAUSED: "Pausing: trials save and stop. Ctrl-C leaves them to it.",
-    tracking.Desired.CANCELED: "Ending: trials save and stop. Ctrl-C leaves them to it.",
-    tracking.Desired.KILLED: "Ending. Ctrl-C leaves it to itself.",
+    tracking.Desired.PAUSED: "Pausing: trials save and stop. Ctrl-C detaches.",
+    tracking.Desired.CANCELED: "Stopping: trials save and stop. Ctrl-C detaches.",
+    tracking.Desired.KILLED: "Stopping. Ctrl-C detaches.",
 }
 
 
@@ -107,7 +107,7 @@ def _show(watch: Watch, signals: _Signals, from_start: bool) -> View:
 
 
 def _note(view: View) -> str:
-    return _NOTES.get(view.desired, "Ctrl-C: leave it to itself, or pause it.")
+    return _NOTES.get(view.desired, "Ctrl-C: detach or pause.")
 
 
 def _can_ask() -> bool:
@@ -118,7 +118,7 @@ def _choose(view: View, signals: _Signals) -> _Choice:
     """Return what Ctrl-C is to do: what the reader says, or a pause if it comes twice."""
     if view.desired is not tracking.Desired.ACTIVE or not _can_ask():
         return _Choice.DETACH
-    typer.echo("[d] detach: it runs on by itself   [p] pause it (or Ctrl-C again)   [Enter] go on following")
+    typer.echo("[d] detach: the experiment keeps running   [p] pause it (or Ctrl-C again)   [Enter] keep following")
     typer.echo("> ", nl=False)
     while signals.interrupts < 2:  # not by input(), for which Ctrl-C can come too early to be heard
         if select.select([sys.stdin], [], [], _SLICE)[0]:
@@ -141,7 +141,7 @@ def _pause(experiment_id: int) -> None:
 
 
 def _say_detached(view: View) -> None:
-    does = "runs on" if view.desired is tracking.Desired.ACTIVE else "goes on to pause or end"
-    typer.echo(f"Experiment {view.id} {does} by itself.")
+    does = "keeps running" if view.desired is tracking.Desired.ACTIVE else "keeps pausing or stopping"
+    typer.echo(f"Experiment {view.id} {does} in the background.")
     typer.echo(f"  det experiment activate {view.id} --follow  follows it again")
     typer.echo(f"  det experiment pause {view.id}              pauses it")

@@ -22,8 +22,8 @@ def conclude(view: View, home: Home) -> int:
     _print_trials(view)
     _print_best(view, home)
     if view.state.has_process:
-        typer.echo(f"The process that drives experiment {view.id} is gone, although it is {view.state.value}.")
-        typer.echo(f"  det experiment activate {view.id} --follow  goes on with it")
+        typer.echo(f"The runner of experiment {view.id} is gone, but the experiment is {view.state.value}.")
+        typer.echo(f"  det experiment activate {view.id} --follow  continues it")
         typer.echo(f"  {_output.plain(home.runner_log(view.id))}  is its log")
         return 1
     typer.echo(f"Experiment {view.id} is {view.state.value}.")
@@ -50,7 +50,7 @@ def _row(view: View, id: int, names: Sequence[str]) -> tuple[Any, ...]:
 
 def _print_best(view: View, home: Home) -> None:
     if view.best is None:
-        typer.echo("No trial has reported a value to compare.")
+        typer.echo("No trial has reported the metric.")
         return
     trial = view.trial(view.best.trial_id)
     _output.print_fields(
@@ -69,20 +69,20 @@ def _checkpoint(view: View, home: Home) -> str:
     try:
         return best_checkpoints(tracking.TrackingReader(home.database), view.id, 1)[0].uuid
     except errors.CheckpointNotFoundException:
-        return "none was saved at a validation"
+        return "none at a validation"
 
 
 def _next(view: View) -> list[tuple[str, str]]:
     if view.state is tracking.RunState.PAUSED:
-        return [(f"det experiment activate {view.id} -f", "goes on")]
+        return [(f"det experiment activate {view.id} -f", "continues it")]
     commands = [
-        (f"det experiment describe {view.id}", "shows all there is"),
-        (f"det experiment plot {view.id}", "draws the curves of its trials"),
+        (f"det experiment describe {view.id}", "shows all details"),
+        (f"det experiment plot {view.id}", "plots the metrics of its trials"),
         (f"det experiment download {view.id}", "copies the best checkpoint"),
         ("det ui", "shows it in a browser"),
     ]
     if view.state is not tracking.RunState.COMPLETED:
-        failed = [(f"det experiment logs {view.id} --tail 50", "shows what the trials wrote")]
-        again = [(f"det experiment continue {view.id}", "lets unfinished trials go on")]
+        failed = [(f"det experiment logs {view.id} --tail 50", "shows the logs of its trials")]
+        again = [(f"det experiment continue {view.id}", "continues unfinished trials")]
         return [*failed, *again, commands[0]]
     return commands if view.best is not None else commands[:1]

@@ -1,4 +1,4 @@
-"""`det experiment`: create, watch, control and look at experiments."""
+"""`det experiment`: create, follow, control and show experiments."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from determined.cli._arguments import add
 
 from . import _control, _create, _details, _listing, _preview, _results
 
-app = typer.Typer(help="Experiments: trials of one program, or one run of a training script.", no_args_is_help=True)
-_label = typer.Typer(help="Words to find an experiment by.", no_args_is_help=True)
-_set = typer.Typer(help="Change what an experiment is called, and what it may use.", no_args_is_help=True)
+app = typer.Typer(help="Experiments: the trials of one program, or one run of a training script.", no_args_is_help=True)
+_label = typer.Typer(help="Add and remove labels.", no_args_is_help=True)
+_set = typer.Typer(
+    help="Change the name, description, notes, project or limits of an experiment.", no_args_is_help=True
+)
 
 add(app, _create.create, example="det experiment create adaptive.yaml . --follow")
 add(app, _create.continue_experiment, "continue", example="det experiment continue 3 --follow")

@@ -1,4 +1,4 @@
-"""Let experiments run, pause and end."""
+"""Pause, activate, cancel, kill, await and delete experiments."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from determined.cli._errors import each
 
 
 def pause(ids: ExperimentIds, force: Force = False) -> None:
-    """Let all trials save a checkpoint and stop; `activate` goes on from there."""
+    """Save a checkpoint of every trial and stop; `activate` continues from there."""
     from determined.experiment import control
 
     act = functools.partial(control.pause, force=force)
-    each(ids, act, "Experiment {0} pauses; `det experiment activate {0}` goes on.")
+    each(ids, act, "Experiment {0} is pausing; `det experiment activate {0}` continues it.")
 
 
 def activate(ids: ExperimentIds, follow: Follow = False, slots: Slots = None, force: Force = False) -> None:
-    """Let experiments run on that were paused, or whose runner is gone."""
+    """Continue experiments that were paused, or whose runner is gone."""
     if follow and len(ids) > 1:
         raise typer.BadParameter("only one experiment can be followed; leave --follow out, or give one id.")
     from determined.experiment import control
@@ -31,10 +31,10 @@ def activate(ids: ExperimentIds, follow: Follow = False, slots: Slots = None, fo
         pid = control.activate(id, slots=slots, force=force)
         found = _output.open_records().experiment(id)
         if pid is None:
-            return f"is {found.state.value} by now."
+            return f"is already {found.state.value}."
         if found.runner is not None and not found.runner.is_here:
             where = _output.plain(found.runner.host)
-            return f"was asked to run. Its runner is process {pid} on {where}, which cannot be seen from here."
+            return f"was asked to run. Its runner is process {pid} on {where}, which cannot be checked from here."
         return f"runs. Its runner is process {pid}."
 
     each(ids, act, "Experiment {} {}")
@@ -43,7 +43,7 @@ def activate(ids: ExperimentIds, follow: Follow = False, slots: Slots = None, fo
 
 
 def cancel(ids: ExperimentIds, force: Force = False) -> None:
-    """End experiments; their trials save a last checkpoint."""
+    """Stop experiments; their trials save a last checkpoint."""
     from determined.experiment import control
 
     act = functools.partial(control.cancel, force=force)
@@ -55,7 +55,7 @@ def cancel(ids: ExperimentIds, force: Force = False) -> None:
 
 
 def kill(ids: ExperimentIds, force: Force = False) -> None:
-    """End experiments at once; what their trials did since the last checkpoint is lost."""
+    """Stop experiments at once; training since the last checkpoint is lost."""
     from determined.experiment import control
 
     act = functools.partial(control.kill, force=force)
@@ -64,9 +64,9 @@ def kill(ids: ExperimentIds, force: Force = False) -> None:
 
 def wait(
     id: ExperimentId,
-    timeout: Annotated[float | None, typer.Option(min=0.0, help="Seconds after which to give up.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0.0, help="Maximum number of seconds to wait.")] = None,
 ) -> None:
-    """Wait until an experiment has ended; the exit status is 1 if it ends in ERROR."""
+    """Wait until an experiment ends; the exit status is 1 if it ends in ERROR."""
     from determined.experiment import control
 
     state = control.wait(id, timeout)
@@ -76,19 +76,19 @@ def wait(
 
 
 def delete(ids: ExperimentIds, yes: Yes = False, force: Force = False) -> None:
-    """Delete experiments with their checkpoints, logs and records, for good."""
+    """Delete experiments with their checkpoints, logs and metrics, permanently."""
     from determined.experiment import control
 
     records = _output.open_records()
     for id in ids if not yes else ():
         record = records.experiment(id)
         what = f"{record.name} with {record.trial_count} trials and {record.checkpoint_count} checkpoints"
-        typer.confirm(f"Delete experiment {id}, {_output.plain(what)}, for good?", abort=True)
+        typer.confirm(f"Delete experiment {id}, {_output.plain(what)}, permanently?", abort=True)
     each(ids, functools.partial(control.delete, force=force), "Deleted experiment {}.")
 
 
 def watch(id: int, *, from_start: bool = False) -> None:
-    """Follow an experiment, and end with its exit status."""
+    """Follow an experiment, and exit with its status."""
     from determined.cli._follow import follow
 
     if status := follow(id, from_start=from_start):

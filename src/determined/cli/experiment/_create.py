@@ -22,27 +22,29 @@ def create(
         pathlib.Path | None, typer.Argument(metavar="CONFIG", help="The experiment config, a YAML or JSON file.")
     ] = None,
     folder: Annotated[
-        pathlib.Path | None, typer.Argument(metavar="DIR", help="The folder with the program, which is copied.")
+        pathlib.Path | None, typer.Argument(metavar="DIR", help="The folder with the program; it is copied.")
     ] = None,
     include: Include = None,
     follow: Follow = False,
     overrides: Overrides = None,
-    paused: Annotated[bool, typer.Option("--paused", help="Do not start it; `activate` does.")] = False,
+    paused: Annotated[
+        bool, typer.Option("--paused", help="Create the experiment without starting it; `activate` starts it.")
+    ] = False,
     resume: Annotated[
         int | None,
         typer.Option(
             metavar="ID",
-            help="Make no new experiment; let this one run on, as `activate` does.",
+            help="Continue this experiment, as `activate` does, instead of creating one.",
             autocompletion=complete_experiment,
         ),
     ] = None,
     slots: Slots = None,
-    local: Annotated[bool, typer.Option("--local", help="With --test: in this terminal.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="With --test: run in this terminal.")] = False,
     test: Annotated[
         bool, typer.Option("--test", help="With --local: train one batch of one trial, and record nothing.")
     ] = False,
 ) -> None:
-    """Create an experiment and let it run in the background."""
+    """Create an experiment and run it in the background."""
     if local != test:
         raise typer.BadParameter("--local and --test go together: give both, or neither.")
     if resume is not None:
@@ -66,7 +68,7 @@ def create(
 
 def _refuse(id: int, **given: object) -> None:
     if names := [name for name, value in given.items() if value]:
-        raise typer.BadParameter(f"--resume {id} goes on with what there is; leave out {', '.join(names)}.")
+        raise typer.BadParameter(f"--resume {id} continues an experiment as it is; leave out {', '.join(names)}.")
 
 
 def _resume(id: int, follow: bool, slots: int | None) -> None:
@@ -95,7 +97,7 @@ def _created(
     id = experiment.create(config, folder, includes, paused=paused, slots=slots)
     typer.echo(f"Created experiment {id}, {_output.plain(config.name)} ({config.searcher.name}).")
     if paused:
-        typer.echo(f"  det experiment activate {id}     lets it run")
+        typer.echo(f"  det experiment activate {id}     starts it")
     return id
 
 
@@ -108,16 +110,16 @@ def _start(id: int, follow: bool, slots: int | None) -> None:
         return
     typer.echo(f"  det experiment activate {id} -f  follows it")
     typer.echo(f"  det experiment describe {id}     shows its trials")
-    typer.echo(f"  det experiment logs {id} -f      shows what they write")
+    typer.echo(f"  det experiment logs {id} -f      shows their logs")
 
 
 def continue_experiment(
     id: ExperimentId, follow: Follow = False, overrides: Overrides = None, slots: Slots = None
 ) -> None:
-    """Continue an ended experiment: trials that failed or were canceled go on from their latest checkpoints."""
+    """Continue an ended experiment: failed and canceled trials continue from their latest checkpoints."""
     from determined.experiment import control
 
     trials = control.continue_experiment(id, slots=slots, overrides=overrides or ())
-    typer.echo(f"Experiment {id} goes on with trial {', '.join(map(str, trials))}.")
+    typer.echo(f"Experiment {id} continues with trial {', '.join(map(str, trials))}.")
     if follow:
         watch(id)

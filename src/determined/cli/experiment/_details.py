@@ -1,4 +1,4 @@
-"""What people say about experiments: labels, names, limits, whether they are archived."""
+"""Change labels, names, notes and limits of experiments, and archive them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from determined import _home, tracking
 from determined.cli._arguments import ExperimentId, ExperimentIds
 from determined.cli._errors import each
 
-Label = Annotated[str, typer.Argument(metavar="LABEL", help="The word.")]
-Text = Annotated[str, typer.Argument(metavar="TEXT", help="What it is from now on.")]
+Label = Annotated[str, typer.Argument(metavar="LABEL", help="The label.")]
+Text = Annotated[str, typer.Argument(metavar="TEXT", help="The new value.")]
 NumberOrNone = Annotated[str, typer.Argument(metavar="NUMBER", help='A number, or "none" for no limit.')]
 
 
@@ -20,7 +20,7 @@ def _catalog() -> tracking.Catalog:
 
 
 def archive(ids: ExperimentIds) -> None:
-    """Hide experiments from listings; nothing is deleted."""
+    """Hide experiments from listings without deleting anything."""
     each(ids, lambda id: _catalog().change_experiment(id, archived=True), "Archived experiment {}.")
 
 
@@ -30,50 +30,50 @@ def unarchive(ids: ExperimentIds) -> None:
 
 
 def add_label(id: ExperimentId, label: Label) -> None:
-    """Give an experiment a label."""
+    """Add a label to an experiment."""
     _catalog().add_label(id, label)
 
 
 def remove_label(id: ExperimentId, label: Label) -> None:
-    """Take a label from an experiment."""
+    """Remove a label from an experiment."""
     _catalog().remove_label(id, label)
 
 
 def set_name(id: ExperimentId, name: Text) -> None:
-    """Name an experiment."""
+    """Change the name of an experiment."""
     if not name.strip():
         raise typer.BadParameter("a name has at least one letter.", param_hint="TEXT")
     _catalog().change_experiment(id, name=name)
 
 
 def set_description(id: ExperimentId, description: Text) -> None:
-    """Describe an experiment; "" removes the description."""
+    """Change the description of an experiment; "" removes it."""
     _catalog().change_experiment(id, description=description or None)
 
 
 def set_notes(id: ExperimentId, notes: Text) -> None:
-    """Note something about an experiment; "" removes the notes."""
+    """Change the notes on an experiment; "" removes them."""
     _catalog().change_experiment(id, notes=notes or None)
 
 
 def set_project(
     id: ExperimentId,
-    workspace: Annotated[str, typer.Argument(metavar="WORKSPACE", help="The group of projects.")],
-    project: Annotated[str, typer.Argument(metavar="PROJECT", help="The group of experiments in it.")],
+    workspace: Annotated[str, typer.Argument(metavar="WORKSPACE", help="The workspace.")],
+    project: Annotated[str, typer.Argument(metavar="PROJECT", help="The project in it.")],
 ) -> None:
-    """Put an experiment into a project of a workspace; "" "" takes it out."""
+    """Move an experiment to a project of a workspace; "" "" removes it from its project."""
     if bool(workspace) != bool(project):
         raise typer.BadParameter('give both a workspace and a project, or "" for both.', param_hint="PROJECT")
     _catalog().change_experiment(id, workspace=workspace or None, project=project or None)
 
 
 def set_max_slots(id: ExperimentId, slots: NumberOrNone) -> None:
-    """Limit the slots that an experiment uses at once, also while it runs."""
+    """Limit the number of slots that an experiment uses at once, also while it runs."""
     _ask(id, max_slots=_number(slots, 1, None))
 
 
 def set_priority(id: ExperimentId, priority: NumberOrNone) -> None:
-    """Let an experiment go before others: 1 comes first, 99 last, 42 is what all have that say nothing."""
+    """Change the priority of an experiment: 1 is the highest, 99 the lowest. Default 42."""
     _ask(id, priority=_number(priority, 1, 99))
 
 

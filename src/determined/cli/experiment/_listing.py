@@ -1,4 +1,4 @@
-"""What is on record of experiments: listings and descriptions."""
+"""List and describe experiments, their trials and checkpoints."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from determined.cli.checkpoint import COLUMNS as CHECKPOINT_COLUMNS
 from determined.cli.checkpoint import row as checkpoint_row
 from determined.experiment import wording
 
-Best = Annotated[bool, typer.Option("--best", help="The best first, by the metric that the search goes by.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Show only so many.")]
+Best = Annotated[bool, typer.Option("--best", help="Best first, by the metric of the search.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of rows.")]
 
 _COLUMNS = ("id", "name", "state", "progress", "started", "duration", "search", "trials", "checkpoints", "labels")
 _TRIAL_COLUMNS = ("trial", "state", "progress", "steps", "best validation", "restarts", "duration", "seed", "hparams")
-_MOST_TRIALS = 20
+_MAX_TRIALS = 20
 
 
 def list_experiments(
-    limit: Annotated[int | None, typer.Option(min=1, help="Show only the newest ones.")] = None,
-    all: Annotated[bool, typer.Option("--all", "-a", help="Show archived ones too.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of experiments, the newest ones.")] = None,
+    all: Annotated[bool, typer.Option("--all", "-a", help="Also list archived experiments.")] = False,
     json: Json = False,
     csv: Csv = False,
 ) -> None:
@@ -58,14 +58,14 @@ def describe(id: ExperimentId, json: Json = False) -> None:
     _output.print_fields(_fields(found))
     _print_config(found.experiment.config)
     trials = found.trials
-    shown = found.ranked[:_MOST_TRIALS] if len(trials) > _MOST_TRIALS else trials
+    shown = found.ranked[:_MAX_TRIALS] if len(trials) > _MAX_TRIALS else trials
     title = "Trials" if len(shown) == len(trials) else f"The best {len(shown)} of {len(trials)} trials"
     _output.print_table(_TRIAL_COLUMNS, [_trial_row(trial) for trial in shown], title=title)
     if found.checkpoints:
         rows = [checkpoint_row(record) for record in found.checkpoints]
         _output.print_table(CHECKPOINT_COLUMNS, rows, title="Checkpoints")
     if wording.lacks_runner(found.experiment):
-        typer.echo(f"No process drives this experiment; `det experiment activate {id}` goes on with it.")
+        typer.echo(f"This experiment has no runner; `det experiment activate {id}` continues it.")
 
 
 def _described(found: tracking.Overview) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def print_config(id: ExperimentId) -> None:
 
     config = _output.open_records().experiment(id).config
     if config is None:
-        raise errors.TrackingException(f"experiment {id} is the run of a script, and was given no config.")
+        raise errors.TrackingException(f"experiment {id} is the run of a script without a config.")
     typer.echo(yaml.safe_dump(wording.masked(dict(config)), sort_keys=False, allow_unicode=True), nl=False)
 
 
@@ -162,7 +162,7 @@ def _tensorboard(trial: tracking.TrialRecord) -> str:
 def list_trials(
     id: ExperimentId, best: Best = False, limit: Limit = None, json: Json = False, csv: Csv = False
 ) -> None:
-    """List the trials of an experiment, in the order of their creation."""
+    """List the trials of an experiment in order of creation."""
     format = _output.chosen_format(json, csv)
     found = _output.open_records().overview(id, all_metrics=True)
     chosen = (found.ranked if best else found.trials)[:limit]
@@ -172,7 +172,7 @@ def list_trials(
 def list_checkpoints(
     id: ExperimentId, best: Best = False, limit: Limit = None, json: Json = False, csv: Csv = False
 ) -> None:
-    """List the checkpoints of an experiment, the oldest first; deleted ones too, unless --best is given."""
+    """List the checkpoints of an experiment, oldest first; includes deleted ones unless --best is given."""
     from determined.experiment import scores
 
     format = _output.chosen_format(json, csv)

@@ -1,4 +1,4 @@
-"""`det preview-search`: what a search would do and cost."""
+"""`det preview-search`: the trials of a search and their cost."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def preview_search(
     if shown.first:
         names = list(dict.fromkeys(name for hparams in shown.first for name in hparams))
         rows = [[hparams.get(name) for name in names] for hparams in shown.first]
-        _output.print_table(names, rows, title="The first trials")
+        _output.print_table(names, rows, title="First trials")
 
 
 def _trials(count: int | None) -> str:
-    return "as many trials as it takes" if count is None else f"{count:,} trial{'s' * (count != 1)}"
+    return "any number of trials" if count is None else f"{count:,} trial{'s' * (count != 1)}"

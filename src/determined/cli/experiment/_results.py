@@ -22,7 +22,7 @@ def logs(
     rank: _logs.Ranks = None,
     since: _logs.Since = None,
 ) -> None:
-    """Show what all trials of an experiment have written, in the order of time."""
+    """Print the logs of all trials of an experiment, in chronological order."""
     records = _output.open_records()
     wanted = _logs.Wanted.of(head, tail, rank, since, follow)
     _logs.require_logs(records.experiment(id))
@@ -37,11 +37,11 @@ def plot(
         typer.Option("--output", "-o", help="The file to write: .png, .svg or .pdf. (default: experiment-ID.png)"),
     ] = None,
 ) -> None:
-    """Draw the validation metrics of all trials into a picture, one panel per metric, one curve per trial."""
+    """Plot the validation metrics of all trials, one panel per metric, one curve per trial."""
     found = _output.open_records().overview(id)
     target = output or pathlib.Path(f"experiment-{id}.png")
     curves = [(f"trial {trial.id}", found.validations[trial.id]) for trial in found.ranked]
-    _output.say_left_out(_plot.draw_trials(curves, found.metric, f"{found.experiment.name}, experiment {id}", target))
+    _output.print_left_out(_plot.draw_trials(curves, found.metric, f"{found.experiment.name}, experiment {id}", target))
     typer.echo(f"Wrote {_output.plain(target)}")
 
 
@@ -50,18 +50,21 @@ def download(
     output_dir: Annotated[
         pathlib.Path | None,
         typer.Option(
-            "--output-dir", "-o", help="The folder to fill, with one folder a checkpoint. (default: checkpoints)"
+            "--output-dir",
+            "-o",
+            help="The folder to write to, with one subfolder per checkpoint. (default: checkpoints)",
         ),
     ] = None,
-    top_n: Annotated[int, typer.Option("--top-n", min=1, help="How many checkpoints, the best first.")] = 1,
+    top_n: Annotated[int, typer.Option("--top-n", min=1, help="Number of checkpoints, best first.")] = 1,
     sort_by: Annotated[
-        str | None, typer.Option(metavar="METRIC", help="The validation metric. (default: that of the search)")
+        str | None,
+        typer.Option(metavar="METRIC", help="The validation metric to rank by. (default: that of the search)"),
     ] = None,
     smaller_is_better: Annotated[
         bool | None,
         typer.Option(
             "--smaller-is-better/--larger-is-better",
-            help="What is the best value. (default: as the search says, for its own metric)",
+            help="Which values are better. (default: for the metric of the search, as in its config)",
         ),
     ] = None,
 ) -> None:
@@ -75,12 +78,12 @@ def download(
 def download_model_def(
     id: ExperimentId,
     output_dir: Annotated[
-        pathlib.Path, typer.Option("--output-dir", "-o", help="The folder of the archive.")
+        pathlib.Path, typer.Option("--output-dir", "-o", help="The folder to write the archive to.")
     ] = pathlib.Path(),
 ) -> None:
-    """Copy the program of an experiment, as its trials run it, into an archive."""
+    """Write the program of an experiment, as its trials run it, to an archive."""
     if _output.open_records().experiment(id).is_local:
-        raise errors.TrackingException(f"experiment {id} is the run of a script, of whose program there is no copy.")
+        raise errors.TrackingException(f"experiment {id} is the run of a script, whose program is not copied.")
     output_dir.mkdir(parents=True, exist_ok=True)
     target = output_dir / f"experiment_{id}_model_def.tgz"
     aside = target.with_name(f".{target.name}.partial")

@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 
 def try_out(config: ExperimentConfig, folder: pathlib.Path, includes: Iterable[pathlib.Path]) -> None:
-    """Train one batch of one trial and say what came of it; exit status 1 if it failed."""
+    """Train one batch of one trial and print the result; exit status 1 if it failed."""
     from determined.experiment import first_trial, run_test
 
     first = first_trial(config, folder)
     hparams = _output.plain(tracking.encode_json(first.hparams), limit=1000)
     entrypoint = _output.plain(config.entrypoint)
     if config.trial_class:
-        typer.echo(f"Trains one batch of {entrypoint} in this process, on a copy of the program, with {hparams}")
+        typer.echo(f"Training one batch of {entrypoint} in this process, on a copy of the program, with {hparams}")
     else:
-        typer.echo(f"Runs as it is, on a copy of the program: {entrypoint}\nwith {hparams}")
-        typer.echo("Trainer.fit trains one batch (DET_TEST_MODE=1); a loop of your own trains as long as it does.")
+        typer.echo(f"Running on a copy of the program: {entrypoint}\nwith {hparams}")
+        typer.echo("Trainer.fit trains one batch (DET_TEST_MODE=1); a loop of your own runs to its end.")
     if (slots := config.resources.slots_per_trial) > 1:
         typer.echo(f"The test runs on one slot; resources.slots_per_trial: {slots} is ignored.")
     began = time.monotonic()
     result = run_test(config, folder, first, includes)
-    _say(result, time.monotonic() - began)
+    _print_result(result, time.monotonic() - began)
 
 
-def _say(result: TestRun, seconds: float) -> None:
+def _print_result(result: TestRun, seconds: float) -> None:
     from determined.experiment.executors import EndReason
 
     if result.exit.reason is not EndReason.COMPLETED:
@@ -46,4 +46,4 @@ def _say(result: TestRun, seconds: float) -> None:
     for report in result.reports:
         typer.echo(f"{_output.plain(report.group)}: {_output.plain(tracking.encode_json(report.metrics), limit=1000)}")
     made = f"{len(result.reports)} reports of metrics and {result.checkpoints} checkpoints"
-    typer.echo(f"The test passed in {seconds:.1f} seconds, with {made}. Nothing of it is kept.")
+    typer.echo(f"The test passed in {seconds:.1f} seconds, with {made}. None of them are kept.")

@@ -1,4 +1,4 @@
-"""Readings that requests share."""
+"""Values that requests share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from determined.web._memory import Memory
+from determined.web._cache import Cache
 
 
 def test_reading_is_shared_by_all_who_wait_for_it() -> None:
@@ -19,11 +19,11 @@ def test_reading_is_shared_by_all_who_wait_for_it() -> None:
         assert go_on.wait(30)
         return count[:]
 
-    memory = Memory(read)
+    cache = Cache(read)
     with ThreadPoolExecutor(20) as pool:
-        first = pool.submit(memory.get, 7, "now")
+        first = pool.submit(cache.get, 7, "now")
         assert begun.wait(30)
-        others = [pool.submit(memory.get, 7, f"later {number}") for number in range(19)]
+        others = [pool.submit(cache.get, 7, f"later {number}") for number in range(19)]
         go_on.set()
         found = {len(one.result(30)) for one in (first, *others)}
     assert found <= {1, 2}
@@ -32,10 +32,10 @@ def test_reading_is_shared_by_all_who_wait_for_it() -> None:
 
 def test_change_is_read_and_nothing_else() -> None:
     count: list[int] = []
-    memory = Memory(lambda id: count.append(id) or len(count))
-    memory._entry(1)
-    assert [memory.get(1, "a") for _ in range(3)] == [1, 1, 1]
-    assert memory.get(2, "a") == 2
+    cache = Cache(lambda id: count.append(id) or len(count))
+    cache._entry(1)
+    assert [cache.get(1, "a") for _ in range(3)] == [1, 1, 1]
+    assert cache.get(2, "a") == 2
 
 
 def test_failure_is_not_remembered() -> None:
@@ -47,15 +47,15 @@ def test_failure_is_not_remembered() -> None:
             raise value
         return value
 
-    memory = Memory(read)
+    cache = Cache(read)
     with pytest.raises(ValueError, match="damaged"):
-        memory.get(1, "a")
-    assert memory.get(1, "a") == 5
+        cache.get(1, "a")
+    assert cache.get(1, "a") == 5
 
 
 def test_few_readings_are_kept() -> None:
     count: list[int] = []
-    memory = Memory(lambda id: count.append(id) or id)
+    cache = Cache(lambda id: count.append(id) or id)
     for id in [*range(100), 99, 98, 0]:
-        assert memory.get(id, "a") == id
+        assert cache.get(id, "a") == id
     assert count == [*range(100), 0]
