@@ -93,9 +93,16 @@ def _is_member(process: psutil.Process, folder: str, forkserver: str, session: i
     try:
         if process.pid == os.getpid() or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
             return False
-        variables = process.environ()
+        variables = _environment(process)
         is_in_session = os.getsid(process.pid) == session
     except (psutil.Error, ProcessLookupError, PermissionError):
         return False
     is_fork = not variables or variables.get(FORKSERVER_VARIABLE) == forkserver != ""
     return variables.get(RUN_FOLDER_VARIABLE) == folder or (is_in_session and is_fork)
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.NoSuchProcess:  # it has no memory any more, but may be there for a moment
+        return {}
