@@ -80,17 +80,17 @@ class RankExits:
     @property
     def failure(self) -> RankExit | None:
         """The first rank that failed; others often fail in its wake, and say so."""
-        failed = {end.rank: end for end in self._all if end.is_failure}
-        causes = [end for end in failed.values() if end.blamed not in failed] or failed.values()
-        return min(causes, key=lambda end: end.gave_up_at, default=None)
+        failed = {exit.rank: exit for exit in self._all if exit.is_failure}
+        causes = [exit for exit in failed.values() if exit.blamed not in failed] or failed.values()
+        return min(causes, key=lambda exit: exit.gave_up_at, default=None)
 
     @property
     def was_stopped(self) -> bool:
         """Whether ranks ended because they were asked to, and none failed."""
-        return self.failure is None and any(end.code for end in self._all)
+        return self.failure is None and any(exit.code for exit in self._all)
 
     @property
     def status(self) -> int:
         """The exit status of the first rank that ended with another one than 0."""
-        first = min((end for end in self._all if end.code), key=lambda end: end.gave_up_at, default=None)
+        first = min((exit for exit in self._all if exit.code), key=lambda exit: exit.gave_up_at, default=None)
         return 0 if first is None else first.status

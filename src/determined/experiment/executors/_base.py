@@ -126,7 +126,7 @@ class RunExit:
 
 
 class Executor(Protocol):
-    """Runs trials. Each trial has at most one run at a time; one thread calls all of these, and none of them waits."""
+    """Runs trials. Each trial has at most one run at a time; one thread calls all of these, and only `poll` waits."""
 
     def start(self, spec: RunSpec) -> None:
         """Begin a run. Whatever goes wrong is reported by its exit."""
