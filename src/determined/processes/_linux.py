@@ -59,7 +59,7 @@ def set_name(name: str) -> None:
 
 
 def use_huge_pages() -> None:
-    """Move this process's memory into huge pages, as far as the kernel can: a fork then takes a third of the time."""
+    """Move the memory of this process into huge pages, as far as possible: a fork then takes a third of the time."""
     if not ENABLED:
         return
     madvise = _libc().madvise

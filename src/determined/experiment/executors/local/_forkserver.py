@@ -45,6 +45,8 @@ PRELOADED = (
 )
 _SCRIPT, _CLASS = b"s", b"c"
 _HUNT_INTERVAL_S = 0.05
+_HUGE_PAGES_AFTER = 4
+"""Runs after which more are likely to follow: moving the memory takes as long as it saves in fifteen of them."""
 _MAX_OUTPUT = 4096
 # Whatever library may ask for GPUs there gets an answer for which CUDA, which no fork survives, is left alone.
 _NO_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -109,7 +111,7 @@ class _Server:
         self._events.watch(self._signals, self._on_child)
         self._shims: set[int] = set()
         self._is_open = True
-        self._has_imported = False
+        self._class_runs = 0
         self._hunts = False
 
     def run(self) -> None:
@@ -122,10 +124,12 @@ class _Server:
             self._events.unwatch(self._control)
             self._is_open = False
             return
-        if kind == _CLASS and not self._has_imported:
-            self._has_imported = True
+        self._class_runs += kind == _CLASS
+        if kind == _CLASS and self._class_runs == 1:
             _import_libraries(self._libraries)
         self._fork(socket.socket(fileno=fds[0]))
+        if kind == _CLASS and self._class_runs == _HUGE_PAGES_AFTER:
+            use_huge_pages()
 
     def _fork(self, link: socket.socket) -> None:
         try:
@@ -196,7 +200,6 @@ def _import_libraries(libraries: Sequence[str]) -> None:
         finalizer.atexit = False
     gc.collect()
     gc.freeze()  # memory that nobody writes to stays shared
-    use_huge_pages()
 
 
 def main(control: str, *libraries: str) -> None:
