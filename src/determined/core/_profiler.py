@@ -86,14 +86,8 @@ def _system_source() -> Source | None:
     def counters() -> dict[str, dict[str, float]]:
         disk, net = psutil.disk_io_counters(), psutil.net_io_counters()
         return {
-            "disk": {
-                "disk_throughput_read": disk.read_bytes if disk else 0,
-                "disk_throughput_write": disk.write_bytes if disk else 0,
-            },
-            "network": {
-                "net_throughput_sent": net.bytes_sent if net else 0,
-                "net_throughput_recv": net.bytes_recv if net else 0,
-            },
+            "disk": {f"disk_throughput_{name}": getattr(disk, f"{name}_bytes", 0) for name in ("read", "write")},
+            "network": {f"net_throughput_{name}": getattr(net, f"bytes_{name}", 0) for name in ("sent", "recv")},
         }
 
     process = psutil.Process()

@@ -25,10 +25,10 @@ _PARTIAL = ".partial"
 
 
 class FolderStore:
-    """A store that keeps each checkpoint in a folder named by its id, whole or not at all.
+    """A store that keeps each checkpoint in a folder named by its id: complete, or not there.
 
-    A checkpoint is staged beside its final place, in a folder that is locked for as long as its process lives;
-    then synced with a manifest, and renamed. What a dead process left staged is never taken for a checkpoint.
+    A checkpoint is staged beside its final place, in a folder that is locked for as long as its process lives. Then
+    it is synced with a manifest, and renamed. What a dead process left staged is never taken for a checkpoint.
     """
 
     def __init__(self, root: pathlib.Path) -> None:
@@ -106,8 +106,7 @@ class FolderStore:
     def clear_leftovers(self) -> Sequence[str]:
         """Remove what dead processes left staged, and return the names; what a living one stages stays.
 
-        What another machine stages counts as left when nothing of it has changed for a day, by the clock of the
-        file system.
+        What another machine stages counts as left after a day without a change, by the clock of the file system.
         """
         return remove_abandoned(self.root, f"*{_PARTIAL}")
 
@@ -117,11 +116,11 @@ class FolderStore:
         with contextlib.ExitStack() as stack:
             with errors_naming(staging):
                 self._make_root()
-                if staging.exists():  # else this would wait for who writes it, maybe itself
+                if staging.exists():  # its lock may be held by this very thread
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(staging))
                 stack.enter_context(locked(staging))
                 staging.mkdir(mode=0o700)
-                stack.callback(shutil.rmtree, staging, ignore_errors=True)  # a commit has left nothing of it
+                stack.callback(shutil.rmtree, staging, ignore_errors=True)  # after a commit, it is not there
             yield
 
     def _make_root(self) -> None:
@@ -184,7 +183,7 @@ def _link_or_copy(source: str, target: str) -> None:
 
 @contextlib.contextmanager
 def errors_naming(folder: pathlib.Path) -> Iterator[None]:
-    """Turn what the file system refuses into an error that names the folder and the remedy."""
+    """Turn an error of the file system into a `StorageException` that names the folder and the remedy."""
     try:
         yield
     except errors.DeterminedException:

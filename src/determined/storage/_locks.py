@@ -151,7 +151,7 @@ def _is_held_elsewhere(path: pathlib.Path) -> bool:
 
 
 def _is_of_this_kernel(path: pathlib.Path) -> bool:
-    """Return whether `flock` tells if the lock of a path is held; so it does if there is no lock."""
+    """Return whether `flock` shows if the lock of a path is held: its holder is of this kernel, or there is no lock."""
     try:
         holder = json.loads(_beside(path, LOCK).read_bytes())
     except FileNotFoundError:

@@ -44,7 +44,7 @@ class Manifest(NamedTuple):
 
     @classmethod
     def read(cls, folder: pathlib.Path) -> Manifest:
-        """Return the manifest that a folder holds, or refuse what is none."""
+        """Return the manifest in a folder; raises `InvalidCheckpointException` for anything else."""
         path = folder / MANIFEST_FILE
         if not path.is_file() or path.is_symlink():
             raise _unusable(folder, f"has no {MANIFEST_FILE}, so it is not a complete checkpoint")
@@ -64,7 +64,7 @@ class Manifest(NamedTuple):
     def verify(self, folder: pathlib.Path, except_below: str | None = None) -> None:
         """Raise `InvalidCheckpointException` unless each file is there with its size and checksum.
 
-        Files in the subfolder `except_below` are left out: for who does not use them.
+        Files in the subfolder `except_below` are left out, for callers that do not use them.
         """
         needed = {name: entry for name, entry in self.files.items() if name.partition("/")[0] != except_below}
         for name, entry in needed.items():

@@ -21,7 +21,7 @@ class Retention:
 
     @classmethod
     def of_section(cls, section: Mapping[str, Any]) -> Retention | None:
-        """Return what a `checkpoint_storage` section asks for; None if it says nothing of retention."""
+        """Return what a `checkpoint_storage` section asks for; None if it sets no retention."""
         names = [field.name for field in dataclasses.fields(cls)]
         given = {name: section[name] for name in names if section.get(name) is not None}
         for name, value in given.items():

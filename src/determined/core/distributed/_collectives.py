@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 GRACE_PERIOD_S = 1.0
 SIGNAL_INTERVAL_S = 0.5
-FIRST_LOOK_S = 1.0
+FIRST_CHECK_S = 1.0
 MAX_INLINE = 1 << 16
 CLUES = (
     "Its own output says why it ended; without any, check whether the system killed it (out of memory: dmesg) or its "
@@ -143,13 +143,13 @@ class Collectives:
         if mine.payload and len(mine.payload) > MAX_INLINE:
             stored, mine = store.put(f"{own}/payload", mine.payload), mine._replace(payload=None)
         stored += store.put(own, pickle.dumps(tuple(mine)))
-        look_after = FIRST_LOOK_S
-        while missing := exchange.wait_for(names, self._machine, min(deadline, time.monotonic() + look_after)):
+        check_after = FIRST_CHECK_S
+        while missing := exchange.wait_for(names, self._machine, min(deadline, time.monotonic() + check_after)):
             late = [index for index in self._others if names[index] in missing]
             self._read(exchange, mine, [name for name in names if name not in missing])
             if time.monotonic() >= deadline:
                 raise self._break(self._lost(late, self._late(mine.call, f"{self._names(late)} did not come")))
-            look_after *= 2
+            check_after *= 2
         records = self._read(exchange, mine, names)
         for index in wanted:
             if records[index].payload is None:
