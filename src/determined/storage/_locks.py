@@ -47,22 +47,23 @@ def remove_abandoned(folder: pathlib.Path, *patterns: str) -> list[str]:
 
     Those whose lock a living process holds, or may hold on another machine, stay.
     """
-    found = [path for pattern in patterns for path in folder.glob(pattern) if path.suffix not in (LOCK, OWNER)]
-    locks = [path for pattern in patterns for suffix in (LOCK, OWNER) for path in folder.glob(pattern + suffix)]
-    removed = {path for path in {*found, *(lock.with_suffix("") for lock in locks)} if _remove_abandoned(path)}
-    return sorted(path.name for path in removed.intersection(found))
+    found = {path for pattern in patterns for end in ("", LOCK, OWNER) for path in folder.glob(pattern + end)}
+    paths = {path.with_suffix("") if path.suffix in (LOCK, OWNER) else path for path in found}
+    return sorted(path.name for path in paths if _remove_abandoned(path))
 
 
 def _remove_abandoned(path: pathlib.Path) -> bool:
+    """Return whether something abandoned was there."""
     if _is_held_elsewhere(path):
         return False
     try:
         with _acquired(path, wait=False):
+            was_there = path.exists()  # it may have been completed meanwhile
             shutil.rmtree(path, ignore_errors=True)
             _beside(path, OWNER).unlink(missing_ok=True)
     except OSError:  # it is held, or cannot be removed
         return False
-    return True
+    return was_there
 
 
 def kernel_id() -> str:
