@@ -14,6 +14,10 @@ _CLASSES = {
 }
 # fmt: on
 _ANY = "(?:.*/)?"
+_TOKEN = re.compile(r"(\*+)|(\?)|\[([!^]?)(\]?+(?:\[:[^]]*:\]|\\.|[^]\\])*+)\]|\\(.)|([^[\\])", re.DOTALL)
+"""Stars, a question mark, a set and whether it is negated, an escaped character, or any other one."""
+_MEMBER = re.compile(r"\[:(.*?):\]|(?:\\?(.))(?:-(?:\\?(.)))?", re.DOTALL)
+"""What a set has: a class, a character, or the two ends of a range."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,83 +72,44 @@ class _Nothing(Exception):
     """A pattern that no name fits."""
 
 
-def _expression(text: str) -> str:
+def _expression(pattern: str) -> str:
     """Return a pattern as a regular expression for paths."""
-    # One with a slash within is of a path from the top, any other of a name at any depth.
-    anchored = "/" in text
-    expression = "" if anchored else _ANY
-    text = text.removeprefix("/")
-    position = 0
-    while position < len(text):
-        part, position = _part(text, position)
+    # One with a slash in it is a path from the top, any other one a name at any depth.
+    expression = "" if "/" in pattern else _ANY
+    pattern, position = pattern.removeprefix("/"), 0
+    while position < len(pattern):
+        token = _TOKEN.match(pattern, position)
+        if token is None:
+            raise _Nothing  # a set without an end, or a backslash at the end
+        stars, any_one, negation, members, escaped, plain = token.groups()
+        position = token.end()
+        if stars:
+            part, position = _stars(pattern, *token.span())
+        elif any_one:
+            part = "[^/]"
+        elif members is not None:
+            part = f"(?!/)[{'^' if negation else ''}{''.join(map(_member, _MEMBER.finditer(members)))}]"
+        else:
+            part = re.escape(escaped or plain)
         expression += part
     return expression
 
 
-def _part(text: str, position: int) -> tuple[str, int]:
-    """Return the expression for what stands at a position, and where the next begins."""
-    character = text[position]
-    if character == "*":
-        return _stars(text, position)
-    if character == "?":
-        return "[^/]", position + 1
-    if character == "[":
-        return _bracket(text, position)
-    if character == "\\":
-        if position + 1 == len(text):
-            raise _Nothing
-        return re.escape(text[position + 1]), position + 2
-    return re.escape(character), position + 1
-
-
-def _stars(text: str, position: int) -> tuple[str, int]:
-    """Return the expression for stars: two or more that stand alone between slashes are any number of folders."""
-    end = position
-    while end < len(text) and text[end] == "*":
-        end += 1
-    begins_part = position == 0 or text[position - 1] == "/"
-    if end - position >= 2 and begins_part:
-        if end == len(text):
-            return ".*" if position == 0 else ".+", end
-        if text[end] == "/":
+def _stars(pattern: str, start: int, end: int) -> tuple[str, int]:
+    """Return the expression for stars, and where the rest begins: `**` between slashes is any number of folders."""
+    if end - start >= 2 and (start == 0 or pattern[start - 1] == "/"):
+        if end == len(pattern):
+            return ".*" if start == 0 else ".+", end
+        if pattern[end] == "/":
             return _ANY, end + 1
     return "[^/]*", end
 
 
-def _bracket(text: str, position: int) -> tuple[str, int]:
-    """Return the expression for a set of characters."""
-    end = position + 1
-    negated = text[end : end + 1] in ("!", "^")
-    end += negated
-    members, first = "", True
-    while True:
-        if end >= len(text):
-            raise _Nothing  # it has no end
-        if text[end] == "]" and not first:
-            break
-        member, end = _member(text, end)
-        members, first = members + member, False
-    # No set of characters has the slash.
-    return f"(?!/)[{'^' if negated else ''}{members}]", end + 1
-
-
-def _member(text: str, position: int) -> tuple[str, int]:
-    if text.startswith("[:", position) and (end := text.find(":]", position + 2)) >= 0:
-        name = text[position + 2 : end]
+def _member(member: re.Match[str]) -> str:
+    name, low, high = member.groups()
+    if name is not None:
         if name not in _CLASSES:
             raise _Nothing
-        return _CLASSES[name], end + 2
-    low, position = _character(text, position)
-    if text[position : position + 1] == "-" and text[position + 1 : position + 2] not in ("", "]"):
-        high, position = _character(text, position + 1)
-        # One that runs backwards has its first character only.
-        return (f"{re.escape(low)}-{re.escape(high)}" if low <= high else re.escape(low)), position
-    return re.escape(low), position
-
-
-def _character(text: str, position: int) -> tuple[str, int]:
-    if text[position] == "\\":
-        position += 1
-        if position >= len(text):
-            raise _Nothing
-    return text[position], position + 1
+        return _CLASSES[name]
+    # A range that runs backwards has its first character only.
+    return re.escape(low) + (f"-{re.escape(high)}" if high is not None and low <= high else "")
