@@ -142,4 +142,4 @@ class Runner(RuleBasedStateMachine):
 
 
 TestRunner = Runner.TestCase
-TestRunner.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRunner.settings = settings(stateful_step_count=40)
