@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import control
     from ._create import create
     from ._download import download_checkpoint, open_checkpoint
     from ._ranking import Scores, best_checkpoints, scores
@@ -21,6 +22,7 @@ __all__ = [
     "SearchReplay",
     "TestRun",
     "best_checkpoints",
+    "control",
     "create",
     "download_checkpoint",
     "drive",
@@ -42,6 +44,8 @@ _MODULES = {name: module for module, names in _LOADED_ON_USE.items() for name in
 
 
 def __getattr__(name: str) -> Any:
+    if name == "control":
+        return importlib.import_module(".control", __name__)
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
