@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from determined import _text, tracking
-from determined.experiment.wording import LONGEST_CELL, cell, masked, when
+from determined.experiment.wording import MAX_CELL, cell, masked, when
 
 _TIMES = ("started", "ended", "time", "created", "updated")
 _PIPE_WIDTH = 1000  # columns of a table that no terminal cuts off
@@ -35,7 +35,7 @@ def chosen_format(json: bool, csv: bool) -> Format:
     return Format.CSV if csv else Format.TABLE
 
 
-def plain(value: Any, limit: int = LONGEST_CELL) -> str:
+def plain(value: Any, limit: int = MAX_CELL) -> str:
     """Return a string of bounded length for a terminal, with control characters escaped."""
     return _text.plain(value, limit)
 

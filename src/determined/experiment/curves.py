@@ -1,4 +1,4 @@
-"""Metrics as curves, however they are drawn."""
+"""Metrics as curves, for the plots of the terminal and the page."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def arrange(reports: Sequence[tracking.MetricReport]) -> Panels:
 
 
 def is_drawn(name: str, value: object) -> bool:
-    """Return whether a metric is a number that tells more than where it is on the x axis."""
+    """Return whether a metric is a number other than those of the x axis."""
     return name not in _SKIPPED and not isinstance(value, bool) and isinstance(value, int | float)
 
 
 def drawable(value: float) -> float:
-    """Return a number as a float; what no axis has room for is NaN."""
+    """Return a number as a float; NaN if it is not finite as one."""
     try:
         return float(value) if math.isfinite(value) else math.nan
     except OverflowError:  # an integer beyond the range of floats

@@ -1,4 +1,4 @@
-"""How records are put into words, in a terminal and on the page."""
+"""Records as text, for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 from determined import _text, tracking
 
-LONGEST_CELL = 200
+MAX_CELL = 200
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def cell(value: Any) -> str:
-    """Return a value as people read it: numbers to 6 digits, mappings as JSON, "-" for nothing."""
+    """Return a value for a table: numbers to 6 digits, mappings as JSON, "-" for None."""
     if value is None or value == {}:
         return "-"
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping | list | tuple):
-        return _text.plain(tracking.encode_json(value), LONGEST_CELL)
-    return _text.plain_lines(value, LONGEST_CELL)
+        return _text.plain(tracking.encode_json(value), MAX_CELL)
+    return _text.plain_lines(value, MAX_CELL)
 
 
 def when(seconds: float | None) -> str | None:
@@ -32,7 +32,7 @@ def when(seconds: float | None) -> str | None:
 
 
 def duration(started: float, ended: float | None) -> str | None:
-    """Return how long a finished run took, as hours:minutes:seconds; None while it runs."""
+    """Return the duration of a finished run as hours:minutes:seconds; None while it runs."""
     if ended is None:
         return None
     return str(datetime.timedelta(seconds=max(round(ended - started), 0)))
@@ -56,12 +56,12 @@ _ASKED = {
 
 
 def clean(text: str) -> str:
-    """Return a line that a program wrote without colours, and with its other control characters as escapes."""
+    """Return a line of output without colours, with other control characters escaped."""
     return _text.plain(_COLOURS.sub("", text).expandtabs())
 
 
 def state_text(record: tracking.ExperimentRecord | tracking.TrialRecord) -> str:
-    """Return the state, with what people should know about it: nobody at work on it, or about to change it."""
+    """Return the state with a remark: that no process works on it, or that it is about to change."""
     about = _about_experiment(record) if isinstance(record, tracking.ExperimentRecord) else _about_trial(record)
     if about is None:
         return "ERROR (process gone)" if record.is_lost else record.state.value
@@ -86,14 +86,14 @@ def _about_trial(record: tracking.TrialRecord) -> str | None:
 
 
 def lacks_runner(record: tracking.ExperimentRecord) -> bool:
-    """Return whether an experiment should be driven, and no living process does."""
+    """Return whether an experiment should run, and no living process runs it."""
     if record.is_local or not record.state.has_process:
         return False
     return record.runner is None or record.runner.is_gone
 
 
 def searcher(record: tracking.ExperimentRecord) -> Mapping[str, Any]:
-    """Return the searcher of an experiment; a local run has none by which it was searched."""
+    """Return the searcher section of an experiment; empty for a local run, which has no search."""
     found = (record.config or {}).get("searcher")
     return found if isinstance(found, Mapping) and not record.is_local else {}
 
@@ -118,7 +118,7 @@ def masked(config: Any) -> Any:
 
 
 def flat(hparams: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return hyperparameters with those within others as `outer.inner`."""
+    """Return hyperparameters with nested ones as `outer.inner`."""
     found: dict[str, Any] = {}
     for name, value in hparams.items():
         if isinstance(value, Mapping):
@@ -129,7 +129,7 @@ def flat(hparams: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def varying(of_trials: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the flat hyperparameters that are not the same in all trials; of one trial, all."""
+    """Return the names of the flat hyperparameters that differ between trials; of one trial, all."""
     names = dict.fromkeys(name for hparams in of_trials for name in hparams)
     if len(of_trials) < 2:
         return list(names)
