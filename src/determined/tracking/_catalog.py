@@ -48,7 +48,8 @@ class Catalog:
             row = self._locked(connection, id)
             if archived is True:
                 _require_idle(connection, row, "archived")
-            _change(connection, id, texts | given(labels=labels, archived=archived))
+            changes = texts | given(labels=labels, archived=archived)
+            _queries.update(connection, _EXPERIMENTS, changes, _EXPERIMENTS.c.id == id)
 
     def add_label(self, experiment_id: int, label: str) -> None:
         """Give an experiment one more label; nothing happens if it has it."""
@@ -93,17 +94,13 @@ class Catalog:
     def _relabel(self, experiment_id: int, change: Callable[[list[str]], list[str]]) -> None:
         with self._access.writing() as connection:
             row = self._locked(connection, experiment_id)
-            _change(connection, experiment_id, {"labels": change(row.labels or [])})
+            labels = {"labels": change(row.labels or [])}
+            _queries.update(connection, _EXPERIMENTS, labels, _EXPERIMENTS.c.id == experiment_id)
 
     def _locked(self, connection: sa.Connection, id: int) -> sa.Row[Any]:
         query = sa.select(_EXPERIMENTS).where(_EXPERIMENTS.c.id == id).with_for_update(key_share=True)
         row = connection.execute(query).one_or_none()
         return row or self._access.missing(f"experiment {id}", "det experiment list")
-
-
-def _change(connection: sa.Connection, id: int, values: Mapping[str, Any]) -> None:
-    if values:
-        connection.execute(sa.update(_EXPERIMENTS).where(_EXPERIMENTS.c.id == id).values(dict(values)))
 
 
 def _require_idle(connection: sa.Connection, experiment: sa.Row[Any], done: str, *, force: bool = False) -> None:

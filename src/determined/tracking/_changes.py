@@ -8,23 +8,12 @@ from typing import Any, assert_never
 
 import sqlalchemy as sa
 
-from ._data.messages import (
-    CheckpointDeleted,
-    CheckpointSaved,
-    CheckpointState,
-    Continued,
-    Message,
-    MetadataChanged,
-    MetricReport,
-    ProgressChanged,
-    SeedChanged,
-    StateChanged,
-    StatusChanged,
-)
+from ._data import messages
+from ._data.messages import CheckpointSaved, CheckpointState, Continued, Message, MetricReport, StateChanged
 from ._data.records import score_of
 from ._database import schema as db
 from ._database.connections import wait_for_turn
-from ._queries import columns_of
+from ._queries import columns_of, update
 
 _VALIDATION = "validation"
 
@@ -60,15 +49,15 @@ class Changes:
                 self.metrics.append(self._report(message))
             case CheckpointSaved():
                 self.saved.append(self._checkpoint(message))
-            case CheckpointDeleted():
+            case messages.CheckpointDeleted():
                 self.deleted.append(message.uuid)
             case StateChanged():
                 self._change_state(message)
-            case ProgressChanged():
+            case messages.ProgressChanged():
                 self.trial["progress"] = self.experiment["progress"] = message.progress
             case Continued():
                 self.continued = message
-            case StatusChanged() | MetadataChanged() | SeedChanged():
+            case messages.StatusChanged() | messages.MetadataChanged() | messages.SeedChanged():
                 self.trial.update(columns_of(message))
             case _:
                 assert_never(message)
@@ -109,14 +98,14 @@ class Changes:
         if unknown := _unknown(connection, self.saved):
             connection.execute(sa.insert(db.checkpoints), unknown)
         for uuid in self.deleted:
-            _update(connection, db.checkpoints, {"state": CheckpointState.DELETED}, db.checkpoints.c.uuid == uuid)
+            update(connection, db.checkpoints, {"state": CheckpointState.DELETED}, db.checkpoints.c.uuid == uuid)
         self._apply_start(connection)
-        _update(connection, db.trials, self.trial, db.trials.c.id == self.of.trial_id)
+        update(connection, db.trials, self.trial, db.trials.c.id == self.of.trial_id)
         if self.of.run_id is not None:
             of_run = db.runs.c.trial_id == self.of.trial_id, db.runs.c.run_id == self.of.run_id
-            _update(connection, db.runs, self.run, *of_run)
+            update(connection, db.runs, self.run, *of_run)
         if not self.of.is_managed:
-            _update(connection, db.experiments, self.experiment, db.experiments.c.id == self.of.experiment_id)
+            update(connection, db.experiments, self.experiment, db.experiments.c.id == self.of.experiment_id)
 
     def _apply_start(self, connection: sa.Connection) -> None:
         """Add where the run started from: of the run, and of the trial if that is in another trial's checkpoint."""
@@ -148,13 +137,6 @@ def _number_validations(connection: sa.Connection, experiment_id: int, reports: 
 _LAST_NUMBER = sa.select(sa.func.max(db.metrics.c.number)).where(
     db.metrics.c.experiment_id == sa.bindparam("experiment"), db.metrics.c.number.is_not(None)
 )
-
-
-def _update(
-    connection: sa.Connection, table: sa.Table, values: dict[str, Any], *conditions: sa.ColumnElement[bool]
-) -> None:
-    if values:
-        connection.execute(sa.update(table).where(*conditions).values(values))
 
 
 def _is_of_trial(connection: sa.Connection, uuid: str, trial_id: int) -> bool:

@@ -11,19 +11,19 @@ import sqlalchemy as sa
 from determined import errors
 from determined._version import VERSION
 
-from . import _claims
+from . import _leases
 from ._data.changesets import Changeset, ExperimentChange, NewTrial, SearchEvent, Snapshot, TrialChange
 from ._data.messages import RunState
 from ._data.process import RunProcess
 from ._data.records import searcher_metric
 from ._database import schema as db
-from ._queries import columns_of, process_columns
+from ._queries import columns_of, process_columns, update
 
 
 def store(connection: sa.Connection, experiment_id: int, process: RunProcess | None, changes: Changeset) -> list[int]:
     """Store what the process that runs an experiment has decided; return the ids of its new trials."""
     # First of all, so that of two runners one waits here.
-    _claims.require(connection, experiment_id, process)
+    _leases.require_claim(connection, experiment_id, process)
     _append(connection, experiment_id, changes.events)
     ids = _create(connection, experiment_id, changes.new_trials)
     for change in changes.trial_changes:
@@ -77,13 +77,12 @@ def _change_trial(connection: sa.Connection, experiment_id: int, change: TrialCh
             f"trial {change.trial_id} cannot be changed: experiment {experiment_id} has no such trial; pass an id that "
             "commit() returned."
         )
-    if values := _of_trial(change):
-        connection.execute(sa.update(db.trials).where(*of_trial).values(values))
+    update(connection, db.trials, _of_trial(change), *of_trial)
     if change.run_id is not None:
         _begin_run(connection, change, change.run_id, last=row.run_id or 0)
-    elif (values := _of_run(change)) and row.run_id:
+    elif row.run_id:
         of_run = db.runs.c.trial_id == change.trial_id, db.runs.c.run_id == row.run_id
-        connection.execute(sa.update(db.runs).where(*of_run).values(values))
+        update(connection, db.runs, _of_run(change), *of_run)
 
 
 def _of_trial(change: TrialChange) -> dict[str, Any]:
@@ -132,13 +131,13 @@ def _of_run(change: TrialChange) -> dict[str, Any]:
 
 def _change_experiment(connection: sa.Connection, id: int, change: ExperimentChange) -> None:
     if change.wanted_slots is not None:
-        _claims.want_slots(connection, id, change.wanted_slots)
+        wanted = {"wanted_slots": change.wanted_slots}
+        update(connection, db.runners, wanted, db.runners.c.id == id)
     values = _given(progress=change.progress, desired=change.desired, config=change.config)
     values |= _state(change.state, change.ended)
     if change.config is not None:
         _require_same_metric(connection, id, change.config)
-    if values:
-        connection.execute(sa.update(db.experiments).where(db.experiments.c.id == id).values(values))
+    update(connection, db.experiments, values, db.experiments.c.id == id)
 
 
 def _require_same_metric(connection: sa.Connection, id: int, config: Mapping[str, Any]) -> None:

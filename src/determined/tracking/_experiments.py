@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from determined import errors
 
-from . import _claims, _commit, _queries, _requests
+from . import _commit, _leases, _queries
 from ._data.changesets import (
     KEEP,
     Changeset,
@@ -45,6 +45,14 @@ _LATER_VALIDATIONS = (
     )
     .order_by(db.metrics.c.number)
     .limit(sa.bindparam("most", type_=sa.BigInteger))
+)
+_FINAL_REQUESTS = (Desired.CANCELED, Desired.KILLED)
+_OF_EXPERIMENT = sa.select(
+    *(db.experiments.c[name] for name in ("desired", "state", "progress", "started", "max_slots", "priority"))
+).where(db.experiments.c.id == sa.bindparam("experiment"))
+# Not in order: SQLite would rather look through all trials than sort a few.
+_REQUESTED = sa.select(db.trials.c.id, db.trials.c.requested).where(
+    db.trials.c.experiment_id == sa.bindparam("experiment"), db.trials.c.requested.is_not(None)
 )
 
 
@@ -99,7 +107,7 @@ class ExperimentStore(OpenDatabase):
         """
         runner = process or RunProcess.current()
         with self._writing() as connection:
-            _claims.claim(connection, self.experiment_id, runner, force=force)
+            _leases.claim(connection, self.experiment_id, runner, force=force)
         self._process = runner
 
     def renew(self) -> None:
@@ -109,13 +117,13 @@ class ExperimentStore(OpenDatabase):
         """
         if self._process is not None:
             with self._writing() as connection:
-                _claims.renew(connection, self.experiment_id, self._process)
+                _leases.renew(connection, self.experiment_id, self._process)
 
     def release(self) -> None:
         """Let others run the experiment. Nothing happens if this store does not run it (any more)."""
         if self._process is not None:
             with self._writing() as connection:
-                _claims.release(connection, self.experiment_id, self._process)
+                _leases.release(connection, self.experiment_id, self._process)
             self._process = None
 
     def commit(self, changes: Changeset) -> list[int]:
@@ -176,7 +184,7 @@ class ExperimentStore(OpenDatabase):
     def control(self) -> Control:
         """Return what people want of the experiment."""
         with self._reading() as connection:
-            return _requests.control(connection, self.experiment_id)
+            return _control(connection, self.experiment_id)
 
     def ask(
         self,
@@ -193,7 +201,7 @@ class ExperimentStore(OpenDatabase):
         """
         limits = given(max_slots=max_slots, priority=priority)
         with self._writing() as connection:
-            _requests.ask(connection, self.experiment_id, desired, limits, requests or {})
+            _ask(connection, self.experiment_id, desired, limits, requests or {})
 
     def changed(self) -> bool:
         """Return whether others have stored anything since the last call; True at the first one.
@@ -261,3 +269,75 @@ def _entry(row: sa.Row[Any]) -> TrialEntry:
         restarts=row.restarts or 0,
         process=_queries.process_of(row),
     )
+
+
+# What people want
+
+
+def _control(connection: sa.Connection, experiment_id: int) -> Control:
+    """Return what is wanted of an experiment."""
+    which = {"experiment": experiment_id}
+    experiment = connection.execute(_OF_EXPERIMENT, which).one()
+    requested = connection.execute(_REQUESTED, which)
+    return _queries.fill(
+        Control, experiment, requests={row.id: row.requested for row in sorted(requested, key=lambda row: int(row.id))}
+    )
+
+
+def _ask(
+    connection: sa.Connection,
+    experiment_id: int,
+    desired: Desired | None,
+    limits: Mapping[str, int | None],
+    requests: Mapping[int, TrialRequest],
+) -> None:
+    """Store what is wanted of an experiment and of its trials; `limits` are columns of the experiment."""
+    query = sa.select(db.experiments).where(db.experiments.c.id == experiment_id).with_for_update(key_share=True)
+    experiment = connection.execute(query).one()
+    if desired is not None:
+        _require_possible(experiment, desired)
+    _require_room_for_one(experiment, limits.get("max_slots"))
+    changes = {**limits, **({} if desired is None else {"desired": desired})}
+    if changes:
+        connection.execute(sa.update(db.experiments).where(db.experiments.c.id == experiment_id).values(changes))
+    for trial_id, request in sorted(requests.items()):
+        _request(connection, experiment_id, trial_id, request)
+
+
+def _require_possible(experiment: sa.Row[Any], desired: Desired) -> None:
+    if experiment.state.is_final:
+        raise errors.ConflictException(
+            f"experiment {experiment.id} cannot become {desired.value}: it has ended ({experiment.state.value}); "
+            f"`det experiment continue {experiment.id}` continues it."
+        )
+    before = experiment.desired
+    if before in _FINAL_REQUESTS and desired not in (before, Desired.KILLED):
+        raise errors.ConflictException(
+            f"experiment {experiment.id} cannot become {desired.value}: it is to end as {before.value}; wait for that "
+            f"by `det experiment wait {experiment.id}`."
+        )
+
+
+def _require_room_for_one(experiment: sa.Row[Any], max_slots: int | None) -> None:
+    """Refuse a limit with which no trial could ever start."""
+    needed = ((experiment.config or {}).get("resources") or {}).get("slots_per_trial") or 1
+    if max_slots is not None and max_slots < needed:
+        raise errors.InvalidRequestException(
+            f"max_slots={max_slots}: each trial of experiment {experiment.id} needs slots_per_trial={needed} slots; "
+            f"pass at least {needed}, None for no limit, or stop all trials by `det experiment pause {experiment.id}`."
+        )
+
+
+def _request(connection: sa.Connection, experiment_id: int, trial_id: int, request: TrialRequest) -> None:
+    query = sa.select(db.trials.c.state).where(db.trials.c.id == trial_id, db.trials.c.experiment_id == experiment_id)
+    state = connection.execute(query.with_for_update(key_share=True)).scalar_one_or_none()
+    if state is None:
+        raise errors.NotOnRecordException(
+            f"there is no trial {trial_id} in experiment {experiment_id}; "
+            f"`det experiment describe {experiment_id}` shows its trials."
+        )
+    if state.is_final:
+        raise errors.ConflictException(
+            f"trial {trial_id} cannot {request.value.lower()}: it has ended ({state.value})."
+        )
+    connection.execute(sa.update(db.trials).where(db.trials.c.id == trial_id).values(requested=request))

@@ -16,7 +16,7 @@ from ._data.messages import CheckpointState
 from ._data.records import ModelRecord, ModelVersionRecord
 from ._database import schema as db
 from ._database.access import Access
-from ._queries import fill
+from ._queries import fill, update
 
 _MODELS, _VERSIONS = db.models.c, db.versions.c
 _VERSION_COUNT = sa.select(sa.func.count()).where(_VERSIONS.model_id == _MODELS.id).scalar_subquery()
@@ -136,8 +136,7 @@ class Registry:
         changes = given(name=name, comment=comment, notes=notes, labels=labels, metadata=metadata)
         with self._access.writing() as connection:
             row = self._found(connection, model)
-            if changes:
-                connection.execute(sa.update(db.versions).where(*_of_version(row, number)).values(changes))
+            update(connection, db.versions, changes, *_of_version(row, number))
             return self._version(connection, row, number)
 
     def delete_version(self, model: str | int, number: int) -> None:

@@ -9,8 +9,6 @@ from typing import Any, TypeVar, cast
 
 import sqlalchemy as sa
 
-from determined._processes import ProcessIdentity
-
 from ._data.changesets import RunRecord, Validation
 from ._data.messages import CheckpointState, MetricReport, RunState
 from ._data.process import RunProcess
@@ -49,6 +47,14 @@ def columns_of(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in _names(cast(Any, type(record)))}
 
 
+def update(
+    connection: sa.Connection, table: sa.Table, values: Mapping[str, Any], *conditions: sa.ColumnElement[bool]
+) -> None:
+    """Replace values of the rows that meet the conditions; nothing happens if there are no values."""
+    if values:
+        connection.execute(sa.update(table).where(*conditions).values(dict(values)))
+
+
 # Processes
 
 
@@ -56,17 +62,12 @@ def process_of(row: sa.Row[Any]) -> RunProcess | None:
     """Return the process that a row names, if it names one."""
     if not row.pid:
         return None
-    identity = row.identity  # None if stored by an earlier version, or not on Linux
+    columns = row._mapping
     try:
-        return RunProcess(
-            pid=row.pid,
-            started=row.process_started,
-            host=row.host,
-            identity=None if identity is None else ProcessIdentity.from_json(identity),
-            alive_until=row._mapping.get("alive_until"),
-        )
+        process = RunProcess.from_json({**columns, "started": columns["process_started"]})
     except (KeyError, TypeError, ValueError) as error:
-        raise db.Damage(f"{identity!a} is not the identity of a process") from error
+        raise db.Damage(f"{row.identity!a} is not the identity of a process") from error
+    return dataclasses.replace(process, alive_until=columns.get("alive_until"))
 
 
 def process_columns(process: RunProcess | None) -> dict[str, Any]:

@@ -28,12 +28,14 @@ class Converted(TypeDecorator[Any]):
     cache_ok = True
 
     def __init__(
-        self, impl: TypeEngine[Any], store: Callable[[Any], Any], read: Callable[[Any], Any] | None = None
+        self,
+        impl: TypeEngine[Any],
+        store: Callable[[Any], Any],
+        read: Callable[[Any], Any] | None = None,
+        expected: str = "",
     ) -> None:
         super().__init__()
-        self.impl = impl
-        self.store = store
-        self.read = read
+        self.impl, self.store, self.read, self.expected = impl, store, read, expected
 
     def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:
         """Return what is stored."""
@@ -47,7 +49,7 @@ class Converted(TypeDecorator[Any]):
             return self.read(value)
         except (TypeError, ValueError, RecursionError) as error:
             text = ascii(value)
-            raise Damage(f"{text if len(text) <= 60 else f'{text[:60]}...'} {error}") from error
+            raise Damage(f"{text if len(text) <= 60 else f'{text[:60]}...'} is not {self.expected}") from error
 
 
 def _storable_text(value: Any) -> str:
@@ -71,27 +73,17 @@ def _document(kind: type, store: Callable[[Any], str]) -> Converted:
     """Return the type of a mapping or a list as JSON."""
 
     def read(value: str) -> Any:
-        try:
-            found = decode_document(value)
-        except (TypeError, ValueError, RecursionError):
-            found = None
+        found = decode_document(value)
         if not isinstance(found, kind):
-            raise ValueError(f"is not JSON of a {kind.__name__}")
+            raise TypeError
         return found
 
-    return Converted(sa.Text(), store, read)
+    return Converted(sa.Text(), store, read, f"JSON of a {kind.__name__}")
 
 
 def _choice(kind: type[enum.StrEnum]) -> Converted:
     """Return the type of a member of an enumeration, stored as its value."""
-
-    def read(value: str) -> enum.StrEnum:
-        try:
-            return kind(value)
-        except ValueError:
-            raise ValueError(f"is not a {kind.__name__}") from None
-
-    return Converted(sa.Text(), lambda value: kind(value).value, read)
+    return Converted(sa.Text(), lambda value: kind(value).value, kind, f"a {kind.__name__}")
 
 
 Text = Converted(sa.Text(), _storable_text)
