@@ -502,3 +502,37 @@ def test_events_hold_any_text_and_number(ledger: tracking.ExperimentStore) -> No
     (found,) = ledger.events()
     assert found.request_id == "a\\ud800\\x00b"
     assert repr(found.payload) == repr(payload)
+
+
+# The three kinds of errors
+
+
+def test_what_others_or_the_state_do_not_allow_is_a_conflict(
+    ledger: tracking.ExperimentStore, database: pathlib.Path, living: tracking.RunProcess
+) -> None:
+    with tracking.ExperimentStore.open(database, 1) as other:
+        ledger.claim(living, force=True)
+        with pytest.raises(errors.ConflictException, match="is run by process"):
+            other.claim()
+    ledger.claim(force=True)
+    ledger.commit(Changeset(experiment_change=tracking.ExperimentChange(state=RunState.COMPLETED)))
+    with pytest.raises(errors.ConflictException, match="it has ended"):
+        ledger.ask(desired=Desired.PAUSED)
+
+
+def test_what_does_not_exist_or_makes_no_sense_is_an_invalid_request(
+    ledger: tracking.ExperimentStore, database: pathlib.Path
+) -> None:
+    with pytest.raises(errors.NotOnRecordException, match="no experiment 99"):
+        tracking.ExperimentStore.open(database, 99)
+    with pytest.raises(errors.InvalidRequestException, match="max_slots=0"):
+        ledger.ask(max_slots=0)
+    assert issubclass(errors.NotOnRecordException, errors.InvalidRequestException)
+
+
+def test_a_database_that_is_gone_is_its_own_kind(ledger: tracking.ExperimentStore, database: pathlib.Path) -> None:
+    database.rename(database.with_name("elsewhere.db"))
+    with pytest.raises(errors.DatabaseException, match="deleted, moved or replaced"):
+        ledger.ask(priority=1)
+    kinds = (errors.DatabaseException, errors.ConflictException, errors.InvalidRequestException)
+    assert all(issubclass(kind, errors.TrackingException) for kind in kinds)

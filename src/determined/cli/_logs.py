@@ -66,7 +66,7 @@ def timestamp(text: str) -> float:
 def require_logs(experiment: tracking.ExperimentRecord) -> None:
     """Raise if the output of an experiment was not recorded."""
     if experiment.is_local:
-        raise errors.TrackingException(
+        raise errors.InvalidRequestException(
             f"experiment {experiment.id} is the run of a script, whose output went to its own terminal; only "
             "experiments of `det experiment create` have logs."
         )

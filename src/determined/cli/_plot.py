@@ -33,7 +33,7 @@ def draw(reports: Sequence[tracking.MetricReport], title: str, target: pathlib.P
     _check_format(target)
     panels = arrange(reports)
     if not panels:
-        raise errors.TrackingException(
+        raise errors.InvalidRequestException(
             "this trial has reported no numbers to plot; `det trial describe ID --metrics` shows its reports."
         )
     return _save(panels, title, target, _draw_panel)
@@ -56,7 +56,7 @@ def draw_trials(
                     curve = panels.setdefault(metric, {}).setdefault(name, {})
                     curve[report.steps_completed] = drawable(value)
     if not panels:
-        raise errors.TrackingException(
+        raise errors.InvalidRequestException(
             "the trials of this experiment have reported no validations to plot yet; `det experiment list-trials ID` "
             "shows their progress."
         )
@@ -66,7 +66,7 @@ def draw_trials(
 
 def _check_format(target: pathlib.Path) -> None:
     if target.suffix.lower() not in _FORMATS:
-        raise errors.TrackingException(
+        raise errors.InvalidRequestException(
             f"{str(target)!r} does not end in an image format; use one of {', '.join(_FORMATS)}."
         )
 

@@ -54,7 +54,7 @@ def _folders(ids: list[int], trials: list[int]) -> dict[str, pathlib.Path]:
         found[f"experiment-{trial.experiment_id}/trial-{id}"] = home.tensorboard(trial.experiment_id, id)
     missing = [name for name, folder in found.items() if not folder.is_dir()]
     if missing:
-        raise errors.TrackingException(
+        raise errors.InvalidRequestException(
             f"there are no TensorBoard files of {', '.join(missing)} under {str(home.path)!r}; trials write them when "
             "they report their first metrics."
         )

@@ -151,7 +151,7 @@ class RunRecorder:
         if self._writer is not None:
             self._writer.close()
         if self._unwritten:
-            raise errors.TrackingException(
+            raise errors.DatabaseException(
                 f"{len(self._unwritten)} reports of this run are not in {self.database}, which could not be "
                 "written; the checkpoints are safe. Make room or permission there, or set DET_HOME to another folder."
             )

@@ -143,7 +143,9 @@ class Checkpoint:
         """Remove metadata from the database; its files do not change."""
         to_remove, kept = [keys] if isinstance(keys, str) else list(keys), self.reload().metadata
         if missing := [key for key in to_remove if key not in kept]:
-            raise errors.TrackingException(f"checkpoint {self.uuid} has no metadata {missing}; it has {sorted(kept)}.")
+            raise errors.InvalidRequestException(
+                f"checkpoint {self.uuid} has no metadata {missing}; it has {sorted(kept)}."
+            )
         self._change({key: value for key, value in kept.items() if key not in to_remove})
 
     def delete(self) -> None:

@@ -153,7 +153,7 @@ class Determined:
         metadata: Mapping[str, Any] | None = None,
         labels: Iterable[str] | None = None,
     ) -> Model:
-        """Add a model to the registry; `TrackingException` if the name exists."""
+        """Add a model to the registry; `ConflictException` if the name exists."""
         record = Registry(self._home.database).create_model(
             name, description, strings("create_model", "labels", labels), metadata
         )

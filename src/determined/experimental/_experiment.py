@@ -130,7 +130,7 @@ class Experiment:
     def wait(self, interval: float | None = None, timeout: float | None = None) -> ExperimentState:
         """Wait until it has ended, and return its state; `TimeoutError` after `timeout` seconds.
 
-        `TrackingException` if it has no runner, for example when it is paused. `interval` is accepted and ignored.
+        `ConflictException` if it has no runner, for example when it is paused. `interval` is accepted and ignored.
         """
         from determined.experiment import control
 
@@ -143,14 +143,14 @@ class Experiment:
 
         while not (trials := self.list_trials()):
             if not control.is_run(self.id, self._home):
-                raise errors.TrackingException(f"experiment {self.id} has no trial and no runner; call activate().")
+                raise errors.ConflictException(f"experiment {self.id} has no trial and no runner; call activate().")
             time.sleep(interval)
         return trials[0]
 
     def delete(self) -> None:
         """Delete it with its trials, checkpoints, program, logs and TensorBoard files, permanently.
 
-        `TrackingException` while it runs, and while one of its checkpoints is a version of a model or a source of
+        `ConflictException` while it runs, and while one of its checkpoints is a version of a model or a source of
         another experiment.
         """
         from determined.experiment import control
@@ -189,7 +189,7 @@ class Experiment:
         self.reload()
 
     def remove_label(self, label: str) -> None:
-        """Remove a label; `TrackingException` if it does not have it."""
+        """Remove a label; `ConflictException` if it does not have it."""
         Catalog(self._home.database).remove_label(self.id, label)
         self.reload()
 

@@ -183,7 +183,9 @@ class Model:
         """Remove metadata by name."""
         to_remove, kept = [keys] if isinstance(keys, str) else list(keys), self.reload().metadata
         if missing := [key for key in to_remove if key not in kept]:
-            raise errors.TrackingException(f"model {self.name!r} has no metadata {missing}; it has {sorted(kept)}.")
+            raise errors.InvalidRequestException(
+                f"model {self.name!r} has no metadata {missing}; it has {sorted(kept)}."
+            )
         self._change(metadata={key: value for key, value in kept.items() if key not in to_remove})
 
     def archive(self) -> None:

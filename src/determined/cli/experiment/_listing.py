@@ -112,7 +112,7 @@ def print_config(id: ExperimentId) -> None:
 
     config = _output.open_records().experiment(id).config
     if config is None:
-        raise errors.TrackingException(f"experiment {id} is the run of a script without a config.")
+        raise errors.InvalidRequestException(f"experiment {id} is the run of a script without a config.")
     typer.echo(yaml.safe_dump(wording.masked(dict(config)), sort_keys=False, allow_unicode=True), nl=False)
 
 

@@ -83,7 +83,7 @@ def download_model_def(
 ) -> None:
     """Write the program of an experiment, as its trials run it, to an archive."""
     if _output.open_records().experiment(id).is_local:
-        raise errors.TrackingException(f"experiment {id} is the run of a script, whose program is not copied.")
+        raise errors.InvalidRequestException(f"experiment {id} is the run of a script, whose program is not copied.")
     output_dir.mkdir(parents=True, exist_ok=True)
     target = output_dir / f"experiment_{id}_model_def.tgz"
     aside = target.with_name(f".{target.name}.partial")
