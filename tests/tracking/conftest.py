@@ -44,21 +44,21 @@ def describe_run() -> Callable[..., tracking.RunDescription]:
 
 
 @pytest.fixture
-def recorder(database: pathlib.Path, describe_run: Callable[..., Any]) -> Iterator[tracking.TrialWriter]:
-    with tracking.TrialWriter.start(database, describe_run()) as recorder:
-        yield recorder
+def writer(database: pathlib.Path, describe_run: Callable[..., Any]) -> Iterator[tracking.TrialWriter]:
+    with tracking.TrialWriter.start(database, describe_run()) as writer:
+        yield writer
 
 
 @pytest.fixture
-def records(database: pathlib.Path) -> tracking.TrackingReader:
+def reader(database: pathlib.Path) -> tracking.TrackingReader:
     return tracking.TrackingReader(database)
 
 
 @pytest.fixture
-def ledger(database: pathlib.Path) -> Iterator[tracking.ExperimentStore]:
-    """The ledger of a new experiment that this process runs."""
-    with driving.claimed(database) as ledger:
-        yield ledger
+def store(database: pathlib.Path) -> Iterator[tracking.ExperimentStore]:
+    """The store of a new experiment that this process runs."""
+    with driving.claimed(database) as store:
+        yield store
 
 
 @pytest.fixture

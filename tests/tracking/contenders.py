@@ -63,9 +63,9 @@ def in_processes(count: int, task: str, *arguments: Any) -> list[Any]:
 
 def claim(number: int, database: str) -> tuple[int, str]:
     """Try to run the experiment; returns why it cannot."""
-    with tracking.ExperimentStore.open(database, 1) as ledger:
+    with tracking.ExperimentStore.open(database, 1) as store:
         try:
-            ledger.claim()
+            store.claim()
         except errors.TrackingException as error:
             return os.getpid(), str(error)
     return os.getpid(), ""
@@ -83,51 +83,51 @@ def take(number: int, database: str) -> list[int] | None:
 def append(number: int, database: str) -> list[int]:
     """Take over and store events until another one takes over; returns the numbers of those that are stored."""
     stored: list[int] = []
-    with tracking.ExperimentStore.open(database, 1) as ledger:
-        ledger.claim(force=True)
+    with tracking.ExperimentStore.open(database, 1) as store:
+        store.claim(force=True)
         with contextlib.suppress(errors.TrackingException):
             while len(stored) < 30:
-                last = len(ledger.events())
-                ledger.commit(Changeset(events=[driving.event(last + 1, f"of {number}")]))
+                last = len(store.events())
+                store.commit(Changeset(events=[driving.event(last + 1, f"of {number}")]))
                 stored.append(last + 1)
     return stored
 
 
 def train(number: int, database: str) -> int:
     """Report like a busy trial; returns how many reports are acknowledged."""
-    with tracking.TrialWriter.attach(database, 1, number + 1, 1) as recorder:
+    with tracking.TrialWriter.attach(database, 1, number + 1, 1) as writer:
         for write in range(WRITES):
             steps = range(write * AT_ONCE, (write + 1) * AT_ONCE)
-            recorder.write([driving.report(step, "training", loss=0.5) for step in steps])
+            writer.write([driving.report(step, "training", loss=0.5) for step in steps])
             messages = [driving.report(steps[-1], loss=float(write)), tracking.ProgressChanged(progress=write / WRITES)]
-            recorder.write(messages)
-            recorder.best_validation("loss", smaller_is_better=True)
+            writer.write(messages)
+            writer.best_validation("loss", smaller_is_better=True)
     return WRITES * (AT_ONCE + 1)
 
 
 def run(number: int, database: str, trials: str) -> int:
     """Answer every validation by an event, as a runner does; returns how often it looked."""
     looks = seen = 0
-    with tracking.ExperimentStore.open(database, 1) as ledger:
-        ledger.claim()
+    with tracking.ExperimentStore.open(database, 1) as store:
+        store.claim()
         while seen < int(trials) * WRITES:
             time.sleep(0.01)
-            if ledger.changed():
+            if store.changed():
                 looks += 1
-                new = ledger.validations(after_id=seen)
+                new = store.validations(after_id=seen)
                 events = [driving.event(one.id, trial=one.trial_id, step=one.steps_completed) for one in new]
                 change = tracking.ExperimentChange(progress=seen / (int(trials) * WRITES))
-                ledger.commit(Changeset(events=events, experiment_change=change))
-                ledger.control()
+                store.commit(Changeset(events=events, experiment_change=change))
+                store.control()
                 seen += len(new)
     return looks
 
 
 def watch(number: int, database: str, trials: str) -> int:
     """Read like a page until all is there; returns how often it read."""
-    records, reads = tracking.TrackingReader(database), 0
-    while any(len(records.metrics(id + 1, "validation")) < WRITES for id in range(int(trials))):
-        records.experiments()
+    reader, reads = tracking.TrackingReader(database), 0
+    while any(len(reader.metrics(id + 1, "validation")) < WRITES for id in range(int(trials))):
+        reader.experiments()
         reads += 1
     return reads
 

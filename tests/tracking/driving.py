@@ -30,24 +30,24 @@ def new_trial(request_id: str, **changes: Any) -> tracking.NewTrial:
 
 
 def claimed(database: str | pathlib.Path, **changes: Any) -> tracking.ExperimentStore:
-    """The ledger of a new experiment that this process runs."""
-    ledger = tracking.ExperimentStore.create(database, describe(**changes))
-    ledger.claim()
-    return ledger
+    """The store of a new experiment that this process runs."""
+    store = tracking.ExperimentStore.create(database, describe(**changes))
+    store.claim()
+    return store
 
 
-def add_trials(ledger: tracking.ExperimentStore, count: int = 1, run: bool = True) -> list[int]:
+def add_trials(store: tracking.ExperimentStore, count: int = 1, run: bool = True) -> list[int]:
     """Add trials, and begin the first run of each."""
-    known = len(ledger.trials())
-    ids = ledger.commit(tracking.Changeset(new_trials=[new_trial(f"request {known + i}") for i in range(count)]))
+    known = len(store.trials())
+    ids = store.commit(tracking.Changeset(new_trials=[new_trial(f"request {known + i}") for i in range(count)]))
     if run:
-        begin_runs(ledger, ids)
+        begin_runs(store, ids)
     return ids
 
 
-def begin_runs(ledger: tracking.ExperimentStore, ids: Sequence[int], run_id: int = 1, step: int = 0) -> None:
+def begin_runs(store: tracking.ExperimentStore, ids: Sequence[int], run_id: int = 1, step: int = 0) -> None:
     changes = [tracking.TrialChange(trial_id=id, run_id=run_id, started_from_step=step) for id in ids]
-    ledger.commit(tracking.Changeset(trial_changes=changes))
+    store.commit(tracking.Changeset(trial_changes=changes))
 
 
 def report(step: int, group: str = "validation", **metrics: Any) -> tracking.MetricReport:

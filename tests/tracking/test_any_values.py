@@ -26,11 +26,11 @@ HOSTILE = ["<script>alert(1)</script>", "'; DROP TABLE metrics; --", "[red]x", "
 @example(metrics=dict.fromkeys(HOSTILE, 1.0))
 @example(metrics={"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf"), "none": None, "huge": 10**2000})
 def test_metrics_of_any_name_and_value_are_stored_faithfully(
-    metrics: dict[str, Any], recorder: tracking.TrialWriter, records: tracking.TrackingReader
+    metrics: dict[str, Any], writer: tracking.TrialWriter, reader: tracking.TrackingReader
 ) -> None:
     group = f"group {next(numbers)}"
-    recorder.write([tracking.MetricReport(group=group, steps_completed=1, metrics=metrics, time=0.0)])
-    (stored,) = records.metrics(recorder.trial_id, group)
+    writer.write([tracking.MetricReport(group=group, steps_completed=1, metrics=metrics, time=0.0)])
+    (stored,) = reader.metrics(writer.trial_id, group)
     assert repr(dict(stored.metrics)) == repr({joined(name): joined(value) for name, value in metrics.items()})
 
 
@@ -46,24 +46,24 @@ def test_experiments_and_hyperparameters_of_any_name_are_stored(
 ) -> None:
     with tracking.TrialWriter.start(
         database, describe_run(name=name, hparams={name: name}, config={name: 1})
-    ) as recorder:
-        recorder.write([tracking.MetricReport(group=name, steps_completed=1, metrics={"a": 1}, time=0.0)])
-    records = tracking.TrackingReader(database)
-    assert records.trial(1).hparams == {name: name}
-    assert records.experiment(1).config == {name: 1}
+    ) as writer:
+        writer.write([tracking.MetricReport(group=name, steps_completed=1, metrics={"a": 1}, time=0.0)])
+    reader = tracking.TrackingReader(database)
+    assert reader.trial(1).hparams == {name: name}
+    assert reader.experiment(1).config == {name: 1}
     escaped = name.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
-    assert records.experiment(1).name == escaped
-    assert len(records.metrics(1, group=name)) == 1
+    assert reader.experiment(1).name == escaped
+    assert len(reader.metrics(1, group=name)) == 1
 
 
 def test_groups_with_names_that_differ_only_far_out_stay_apart(
-    recorder: tracking.TrialWriter, records: tracking.TrackingReader
+    writer: tracking.TrialWriter, reader: tracking.TrackingReader
 ) -> None:
     groups = ["x" * 10**6 + "a", "x" * 10**6 + "b"]
     for group in groups:
-        recorder.write([tracking.MetricReport(group=group, steps_completed=1, metrics={"is": group[-1]}, time=0.0)])
+        writer.write([tracking.MetricReport(group=group, steps_completed=1, metrics={"is": group[-1]}, time=0.0)])
     for group in groups:
-        (report,) = records.metrics(recorder.trial_id, group)
+        (report,) = reader.metrics(writer.trial_id, group)
         assert report.metrics == {"is": group[-1]}
         assert len(report.group) <= 400
         assert report.group.startswith("x" * 380)

@@ -22,61 +22,61 @@ def catalog(database: pathlib.Path) -> tracking.Catalog:
     return tracking.Catalog(database)
 
 
-def ended(ledger: tracking.ExperimentStore) -> None:
+def ended(store: tracking.ExperimentStore) -> None:
     """Let an experiment end and its runner go."""
-    changes = [tracking.TrialChange(trial_id=one.id, state=RunState.COMPLETED) for one in ledger.trials()]
+    changes = [tracking.TrialChange(trial_id=one.id, state=RunState.COMPLETED) for one in store.trials()]
     experiment = tracking.ExperimentChange(state=RunState.COMPLETED)
-    ledger.commit(Changeset(trial_changes=changes, experiment_change=experiment))
-    ledger.release()
+    store.commit(Changeset(trial_changes=changes, experiment_change=experiment))
+    store.release()
 
 
 def test_details_of_a_local_run_can_be_changed(
-    recorder: tracking.TrialWriter, catalog: tracking.Catalog, records: tracking.TrackingReader
+    writer: tracking.TrialWriter, catalog: tracking.Catalog, reader: tracking.TrackingReader
 ) -> None:
     details = {"description": "d", "project": "p", "workspace": "w", "notes": "many\nlines"}
     catalog.change_experiment(1, name="n", labels=["x"], **details)
-    recorder.write([tracking.ProgressChanged(progress=0.5)])
-    found = records.experiment(1)
+    writer.write([tracking.ProgressChanged(progress=0.5)])
+    found = reader.experiment(1)
     assert (found.name, found.description, found.labels, found.notes) == ("n", "d", ("x",), "many\nlines")
     assert (found.project, found.workspace, found.progress) == ("p", "w", 0.5)
     catalog.change_experiment(1, description=None)
-    assert (records.experiment(1).description, records.experiment(1).name) == (None, "n")
+    assert (reader.experiment(1).description, reader.experiment(1).name) == (None, "n")
 
 
 def test_labels_are_added_and_removed_one_by_one(
-    recorder: tracking.TrialWriter, catalog: tracking.Catalog, records: tracking.TrackingReader
+    writer: tracking.TrialWriter, catalog: tracking.Catalog, reader: tracking.TrackingReader
 ) -> None:
     for label in ("a", "b", "a"):
         catalog.add_label(1, label)
-    assert records.experiment(1).labels == ("a", "b")
+    assert reader.experiment(1).labels == ("a", "b")
     catalog.remove_label(1, "a")
-    assert records.experiment(1).labels == ("b",)
+    assert reader.experiment(1).labels == ("b",)
     with pytest.raises(errors.TrackingException, match="no label 'a'; it has b"):
         catalog.remove_label(1, "a")
 
 
 def test_archived_experiments_are_listed_on_request_only(
     catalog: tracking.Catalog,
-    records: tracking.TrackingReader,
+    reader: tracking.TrackingReader,
     database: pathlib.Path,
     describe_run: Callable[..., Any],
 ) -> None:
     for name in ("first", "second", "third"):
-        with tracking.TrialWriter.start(database, describe_run(name=name)) as recorder:
-            recorder.write([tracking.StateChanged(state=RunState.COMPLETED, time=1.0)])
+        with tracking.TrialWriter.start(database, describe_run(name=name)) as writer:
+            writer.write([tracking.StateChanged(state=RunState.COMPLETED, time=1.0)])
     catalog.change_experiment(3, archived=True)
-    assert [one.name for one in records.experiments(limit=1)] == ["second"]
-    assert [one.name for one in records.experiments(include_archived=True)] == ["third", "second", "first"]
+    assert [one.name for one in reader.experiments(limit=1)] == ["second"]
+    assert [one.name for one in reader.experiments(include_archived=True)] == ["third", "second", "first"]
     catalog.change_experiment(3, archived=False)
-    assert len(records.experiments()) == 3
+    assert len(reader.experiments()) == 3
 
 
 def test_the_metadata_of_a_checkpoint_can_be_changed(
-    recorder: tracking.TrialWriter, catalog: tracking.Catalog, records: tracking.TrackingReader
+    writer: tracking.TrialWriter, catalog: tracking.Catalog, reader: tracking.TrackingReader
 ) -> None:
-    recorder.write([saved("one")])
+    writer.write([saved("one")])
     catalog.change_checkpoint("one", {"quality": "good"})
-    assert records.checkpoint("one").metadata == {"quality": "good"}
+    assert reader.checkpoint("one").metadata == {"quality": "good"}
     with pytest.raises(errors.TrackingException, match="no checkpoint 'two'"):
         catalog.change_checkpoint("two", {})
 
@@ -85,29 +85,29 @@ def test_the_metadata_of_a_checkpoint_can_be_changed(
 
 
 def test_a_deleted_experiment_leaves_nothing_and_the_others_whole(
-    ledger: tracking.ExperimentStore,
+    store: tracking.ExperimentStore,
     catalog: tracking.Catalog,
-    records: tracking.TrackingReader,
+    reader: tracking.TrackingReader,
     database: pathlib.Path,
 ) -> None:
     with driving.claimed(database) as other, tracking.Slots(database) as slots:
-        for driven in (ledger, other):
+        for driven in (store, other):
             (id,) = add_trials(driven)
             slots.take(driven.experiment_id, id, 1, 4)
             driven.commit(Changeset(events=[driving.event(1)], snapshot=tracking.Snapshot(number=1, state={})))
-            with tracking.TrialWriter.attach(database, driven.experiment_id, id, 1) as recorder:
+            with tracking.TrialWriter.attach(database, driven.experiment_id, id, 1) as writer:
                 messages = [report(1, loss=1.0), saved(f"of {id}"), saved(f"gone {id}")]
-                recorder.write([*messages, tracking.CheckpointDeleted(uuid=f"gone {id}")])
-        ended(ledger)
-        kept = (records.experiment(2), records.trials(2), records.metrics(2), records.checkpoints(2), other.events())
+                writer.write([*messages, tracking.CheckpointDeleted(uuid=f"gone {id}")])
+        ended(store)
+        kept = (reader.experiment(2), reader.trials(2), reader.metrics(2), reader.checkpoints(2), other.events())
         catalog.delete_experiment(1)
-        assert [one.id for one in records.experiments()] == [2]
+        assert [one.id for one in reader.experiments()] == [2]
         assert kept == (
-            records.experiment(2), records.trials(2), records.metrics(2), records.checkpoints(2), other.events()
+            reader.experiment(2), reader.trials(2), reader.metrics(2), reader.checkpoints(2), other.events()
         )  # fmt: skip
-        assert [one.uuid for one in records.checkpoints()] == ["of 2", "gone 2"]
+        assert [one.uuid for one in reader.checkpoints()] == ["of 2", "gone 2"]
         with pytest.raises(errors.TrackingException, match="no experiment 1"):
-            records.experiment(1)
+            reader.experiment(1)
         with closing(sqlite3.connect(database)) as connection:
             tables = ("trials", "metrics", "checkpoints", "events", "snapshots", "runs", "runners", "leases")
             counts = [connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables]
@@ -115,10 +115,10 @@ def test_a_deleted_experiment_leaves_nothing_and_the_others_whole(
 
 
 def test_the_ids_of_a_deleted_experiment_do_not_come_back(
-    ledger: tracking.ExperimentStore, catalog: tracking.Catalog, database: pathlib.Path
+    store: tracking.ExperimentStore, catalog: tracking.Catalog, database: pathlib.Path
 ) -> None:
-    add_trials(ledger, 3)
-    ended(ledger)
+    add_trials(store, 3)
+    ended(store)
     catalog.delete_experiment(1)
     with driving.claimed(database) as other:
         assert (other.experiment_id, add_trials(other)) == (2, [4])
@@ -126,7 +126,7 @@ def test_the_ids_of_a_deleted_experiment_do_not_come_back(
 
 @pytest.mark.parametrize("doing", ["deleted", "archived"])
 def test_an_experiment_that_somebody_is_at_work_on_stays(
-    doing: str, ledger: tracking.ExperimentStore, catalog: tracking.Catalog, records: tracking.TrackingReader
+    doing: str, store: tracking.ExperimentStore, catalog: tracking.Catalog, reader: tracking.TrackingReader
 ) -> None:
     def act(**options: Any) -> None:
         if doing == "deleted":
@@ -136,36 +136,36 @@ def test_an_experiment_that_somebody_is_at_work_on_stays(
 
     with pytest.raises(errors.TrackingException, match=rf"be {doing}: process \d+ is at work.*experiment kill 1"):
         act()
-    ledger.claim(driving.elsewhere(), force=True)
+    store.claim(driving.elsewhere(), force=True)
     with pytest.raises(errors.TrackingException, match=rf"{doing}: process 4242 on 'elsewhere' may be.*force=True"):
         act()
-    ledger.claim(driving.ended_process(), force=True)
+    store.claim(driving.ended_process(), force=True)
     act()
-    assert records.experiments() == []
+    assert reader.experiments() == []
 
 
 def test_force_deletes_what_another_host_may_be_at_work_on(
-    ledger: tracking.ExperimentStore, catalog: tracking.Catalog, records: tracking.TrackingReader
+    store: tracking.ExperimentStore, catalog: tracking.Catalog, reader: tracking.TrackingReader
 ) -> None:
-    ledger.claim(driving.elsewhere(), force=True)
+    store.claim(driving.elsewhere(), force=True)
     catalog.delete_experiment(1, force=True)
-    assert records.experiments(include_archived=True) == []
+    assert reader.experiments(include_archived=True) == []
 
 
 def test_a_trial_that_outlives_its_runner_keeps_its_experiment(
-    ledger: tracking.ExperimentStore, catalog: tracking.Catalog, living: tracking.RunProcess
+    store: tracking.ExperimentStore, catalog: tracking.Catalog, living: tracking.RunProcess
 ) -> None:
-    (id,) = add_trials(ledger)
-    ledger.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=id, handle=living.to_json())]))
-    ledger.release()
+    (id,) = add_trials(store)
+    store.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=id, handle=living.to_json())]))
+    store.release()
     with pytest.raises(errors.TrackingException, match=f"process {living.pid} is at work"):
         catalog.delete_experiment(1)
 
 
-def test_a_local_run_at_work_stays(recorder: tracking.TrialWriter, catalog: tracking.Catalog) -> None:
+def test_a_local_run_at_work_stays(writer: tracking.TrialWriter, catalog: tracking.Catalog) -> None:
     with pytest.raises(errors.TrackingException, match="cannot be deleted"):
         catalog.delete_experiment(1)
-    recorder.write([tracking.StateChanged(state=RunState.COMPLETED, time=1.0)])
+    writer.write([tracking.StateChanged(state=RunState.COMPLETED, time=1.0)])
     catalog.delete_experiment(1)
 
 
@@ -181,12 +181,12 @@ def test_a_local_run_at_work_stays_after_a_step_of_the_clock(
 
 
 def test_an_experiment_with_a_registered_checkpoint_stays(
-    ledger: tracking.ExperimentStore, catalog: tracking.Catalog, database: pathlib.Path
+    store: tracking.ExperimentStore, catalog: tracking.Catalog, database: pathlib.Path
 ) -> None:
-    (id,) = add_trials(ledger)
-    with tracking.TrialWriter.attach(database, 1, id, 1) as recorder:
-        recorder.write([saved("one")])
-    ended(ledger)
+    (id,) = add_trials(store)
+    with tracking.TrialWriter.attach(database, 1, id, 1) as writer:
+        writer.write([saved("one")])
+    ended(store)
     registry = tracking.Registry(database)
     registry.create_model("digits")
     registry.register_version("digits", "one")
@@ -200,19 +200,19 @@ def test_an_experiment_with_a_registered_checkpoint_stays(
 
 
 def test_checkpoints_that_a_running_experiment_is_to_start_from_are_told(
-    recorder: tracking.TrialWriter, records: tracking.TrackingReader, database: pathlib.Path
+    writer: tracking.TrialWriter, reader: tracking.TrackingReader, database: pathlib.Path
 ) -> None:
     messages = [saved("old", step=1), saved("new", step=2), saved("newest", step=3), saved("other", step=9)]
-    recorder.write([*messages, tracking.CheckpointDeleted(uuid="newest"), tracking.CheckpointDeleted(uuid="other")])
+    writer.write([*messages, tracking.CheckpointDeleted(uuid="newest"), tracking.CheckpointDeleted(uuid="other")])
     searchers = [{"source_checkpoint_uuid": "abcd"}, {"source_trial_id": 1}, {"source_trial_id": 99}, {}]
     ledgers = [driving.claimed(database, config={"searcher": searcher}) for searcher in searchers]
-    assert records.experiment_sources() == {"abcd", "new"}
+    assert reader.experiment_sources() == {"abcd", "new"}
     ended(ledgers[0])
-    assert records.experiment_sources() == {"new"}
-    for ledger in ledgers:
-        ledger.close()
+    assert reader.experiment_sources() == {"new"}
+    for store in ledgers:
+        store.close()
 
 
-def test_there_are_no_sources_where_there_is_no_database(records: tracking.TrackingReader) -> None:
-    assert records.experiment_sources() == set()
-    assert records.registered_checkpoints() == set()
+def test_there_are_no_sources_where_there_is_no_database(reader: tracking.TrackingReader) -> None:
+    assert reader.experiment_sources() == set()
+    assert reader.registered_checkpoints() == set()

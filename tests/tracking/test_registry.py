@@ -13,10 +13,10 @@ from determined import errors, tracking
 
 
 @pytest.fixture
-def registry(recorder: tracking.TrialWriter, database: pathlib.Path) -> tracking.Registry:
+def registry(writer: tracking.TrialWriter, database: pathlib.Path) -> tracking.Registry:
     """A registry beside two checkpoints, and one that is deleted."""
     messages = [saved("one"), saved("two"), saved("gone"), tracking.CheckpointDeleted(uuid="gone")]
-    recorder.write(messages)
+    writer.write(messages)
     return tracking.Registry(database)
 
 
@@ -45,7 +45,7 @@ def test_a_name_must_be_new_and_no_number(name: str, said: str, registry: tracki
     assert len(registry.models()) == 1
 
 
-def test_versions_are_numbered(registry: tracking.Registry, records: tracking.TrackingReader) -> None:
+def test_versions_are_numbered(registry: tracking.Registry, reader: tracking.TrackingReader) -> None:
     registry.create_model("digits")
     first = registry.register_version("digits", "one", name="v", comment="good", metadata={"a": 1})
     registry.register_version("digits", "two")
@@ -53,16 +53,16 @@ def test_versions_are_numbered(registry: tracking.Registry, records: tracking.Tr
     assert (first.model, first.metadata, first.notes, first.labels) == ("digits", {"a": 1}, None, ())
     assert [(one.number, one.checkpoint) for one in registry.versions("digits")] == [(2, "two"), (1, "one")]
     assert registry.model("digits").version_count == 2
-    assert records.registered_checkpoints() == {"one", "two"}
+    assert reader.registered_checkpoints() == {"one", "two"}
 
 
 def test_the_number_of_a_deleted_version_does_not_come_back(
-    registry: tracking.Registry, records: tracking.TrackingReader
+    registry: tracking.Registry, reader: tracking.TrackingReader
 ) -> None:
     registry.create_model("digits")
     registry.register_version("digits", "one")
     registry.delete_version("digits", 1)
-    assert (registry.versions("digits"), records.registered_checkpoints()) == ([], set())
+    assert (registry.versions("digits"), reader.registered_checkpoints()) == ([], set())
     assert registry.register_version("digits", "two").number == 2
 
 
@@ -107,11 +107,11 @@ def test_an_archived_model_is_listed_on_request_only(registry: tracking.Registry
 
 
 def test_a_deleted_model_is_gone_with_its_versions(
-    registry: tracking.Registry, records: tracking.TrackingReader
+    registry: tracking.Registry, reader: tracking.TrackingReader
 ) -> None:
     registry.create_model("digits")
     registry.register_version("digits", "one")
     registry.delete_model("digits")
-    assert (registry.models(), records.registered_checkpoints()) == ([], set())
+    assert (registry.models(), reader.registered_checkpoints()) == ([], set())
     again = registry.create_model("digits")
     assert (again.id, again.version_count) == (2, 0)

@@ -14,7 +14,7 @@ from determined.tracking import Changeset, ExperimentChange
 
 
 @pytest.fixture
-def slots(ledger: tracking.ExperimentStore, database: pathlib.Path) -> Iterator[tracking.Slots]:
+def slots(store: tracking.ExperimentStore, database: pathlib.Path) -> Iterator[tracking.Slots]:
     with tracking.Slots(database) as slots:
         yield slots
 
@@ -96,11 +96,11 @@ def test_hosts_have_slots_of_their_own(slots: tracking.Slots, database: pathlib.
 
 
 def test_demands_say_what_living_runners_want_and_hold(
-    ledger: tracking.ExperimentStore, slots: tracking.Slots, database: pathlib.Path
+    store: tracking.ExperimentStore, slots: tracking.Slots, database: pathlib.Path
 ) -> None:
     with driving.claimed(database, priority=7, max_slots=3) as second, driving.claimed(database) as gone:
         gone.claim(driving.ended_process(), force=True)
-        ledger.commit(Changeset(experiment_change=ExperimentChange(wanted_slots=5)))
+        store.commit(Changeset(experiment_change=ExperimentChange(wanted_slots=5)))
         slots.take(2, 20, 2, 8)
         slots.take(1, 10, 1, 8)
         one, two = slots.demands()
@@ -111,7 +111,7 @@ def test_demands_say_what_living_runners_want_and_hold(
         assert [demand.experiment_id for demand in slots.demands()] == [1]
 
 
-def test_a_new_claim_wants_nothing_yet(ledger: tracking.ExperimentStore, slots: tracking.Slots) -> None:
-    ledger.commit(Changeset(experiment_change=ExperimentChange(wanted_slots=5)))
-    ledger.claim()
+def test_a_new_claim_wants_nothing_yet(store: tracking.ExperimentStore, slots: tracking.Slots) -> None:
+    store.commit(Changeset(experiment_change=ExperimentChange(wanted_slots=5)))
+    store.claim()
     assert [demand.wanted for demand in slots.demands()] == [0]

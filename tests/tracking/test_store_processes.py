@@ -28,16 +28,16 @@ def test_of_runners_that_start_at_once_one_gets_the_experiment(database: pathlib
     assert len(winners) == 1
     refusals = [refusal for _, refusal in found if refusal]
     assert all(f"experiment 1 is run by process {winners[0]} " in refusal for refusal in refusals)
-    with tracking.ExperimentStore.open(database, 1) as ledger:
-        ledger.claim()  # the claim has died with its holder
+    with tracking.ExperimentStore.open(database, 1) as store:
+        store.claim()  # the claim has died with its holder
 
 
 @pytest.mark.thorough
 def test_runners_that_take_over_from_each_other_store_each_event_once(database: pathlib.Path) -> None:
     tracking.ExperimentStore.create(database, driving.describe()).close()
     found = in_processes(3, "append", database)
-    with tracking.ExperimentStore.open(database, 1) as ledger:
-        events = ledger.events()
+    with tracking.ExperimentStore.open(database, 1) as store:
+        events = store.events()
     stored = {number: f"of {runner}" for runner, numbers in enumerate(found) for number in numbers}
     assert sum(map(len, found)) == len(stored), "no number was given to two"
     assert {event.number: event.request_id for event in events} == stored
@@ -60,12 +60,12 @@ sys.path.insert(0, sys.argv[1])
 import driving
 from determined import tracking
 
-with tracking.ExperimentStore.open(sys.argv[2], 1) as ledger:
-    ledger.claim()
-    done = len(ledger.trials())
+with tracking.ExperimentStore.open(sys.argv[2], 1) as store:
+    store.claim()
+    done = len(store.trials())
     while True:
         done += 1
-        ledger.commit(tracking.Changeset(
+        store.commit(tracking.Changeset(
             events=[driving.event(2 * done - 1), driving.event(2 * done)],
             snapshot=tracking.Snapshot(number=2 * done, state={"done": done, "filling": "x" * 20_000}),
             new_trials=[driving.new_trial(f"request {done}")],
@@ -96,8 +96,8 @@ def test_of_a_turn_in_which_the_runner_is_killed_all_or_nothing_is_stored(databa
     moments = random.Random(5)
     for _ in range(5):
         said = kill_after(database, turns=moments.randrange(1, 4), delay=moments.uniform(0.0001, 0.01))
-        with tracking.ExperimentStore.open(database, 1) as ledger:
-            trials, events, snapshot = ledger.trials(), ledger.events(), ledger.snapshot()
+        with tracking.ExperimentStore.open(database, 1) as store:
+            trials, events, snapshot = store.trials(), store.events(), store.snapshot()
         done = len(trials)
         assert said <= done <= said + 1, "what it said is stored, and at most the turn that it could not tell of"
         assert [event.number for event in events] == list(range(1, 2 * done + 1))
@@ -112,9 +112,9 @@ def test_of_a_turn_in_which_the_runner_is_killed_all_or_nothing_is_stored(databa
 
 @pytest.mark.thorough
 def test_eight_trials_a_runner_and_a_page_do_not_disturb_each_other(database: pathlib.Path) -> None:
-    with driving.claimed(database) as ledger:
-        ids = driving.add_trials(ledger, TRIALS)
-        ledger.release()
+    with driving.claimed(database) as store:
+        ids = driving.add_trials(store, TRIALS)
+        store.release()
     with (
         started(TRIALS, "train", database) as trials,
         started(1, "run", database, TRIALS) as runner,
@@ -123,17 +123,17 @@ def test_eight_trials_a_runner_and_a_page_do_not_disturb_each_other(database: pa
         go([*runner, *page, *trials])
         acknowledged = answers(trials)
         assert min(answers([*runner, *page])) > 0
-    records = tracking.TrackingReader(database)
-    assert [len(records.metrics(id)) for id in ids] == acknowledged
-    with tracking.ExperimentStore.open(database, 1) as ledger:
-        decided = [(event.payload["trial"], event.payload["step"]) for event in ledger.events()]
-        assert decided == [(one.trial_id, one.steps_completed) for one in ledger.validations()]
+    reader = tracking.TrackingReader(database)
+    assert [len(reader.metrics(id)) for id in ids] == acknowledged
+    with tracking.ExperimentStore.open(database, 1) as store:
+        decided = [(event.payload["trial"], event.payload["step"]) for event in store.events()]
+        assert decided == [(one.trial_id, one.steps_completed) for one in store.validations()]
     assert len(decided) == len(set(decided)) == TRIALS * WRITES
 
 
-def test_a_log_that_is_in_use_is_not_read_again(database: pathlib.Path, ledger: tracking.ExperimentStore) -> None:
+def test_a_log_that_is_in_use_is_not_read_again(database: pathlib.Path, store: tracking.ExperimentStore) -> None:
     """Reading it takes long, and who has it open has read it."""
-    driving.add_trials(ledger, 3)
+    driving.add_trials(store, 3)
     log = pathlib.Path(f"{database}-wal")
     whole = log.read_bytes()
     log.write_bytes(whole[:40] + bytes([whole[40] ^ 1]) + whole[41:])
@@ -155,11 +155,11 @@ def test_a_process_with_the_pid_of_one_on_record_is_not_signalled(
     caught: list[int] = []
     before = {number: signal.signal(number, lambda number, _: caught.append(number)) for number in SIGNALS}
     try:
-        with tracking.ExperimentStore.create(database, driving.describe()) as ledger, tracking.Slots(database) as slots:
-            ledger.claim(gone())
+        with tracking.ExperimentStore.create(database, driving.describe()) as store, tracking.Slots(database) as slots:
+            store.claim(gone())
             slots.take(1, 1, 1, 1, gone())
             tracking.Catalog(database).change_experiment(1, archived=True)
-            ledger.claim()
+            store.claim()
             assert slots.take(1, 2, 1, 1) == [0]
             assert slots.demands()
     finally:

@@ -26,9 +26,9 @@ def report(step: int) -> tracking.MetricReport:
 def left(database: pathlib.Path, describe_run: Any) -> pathlib.Path:
     """A database whose last reports are still in its log, as a killed process leaves it."""
     whole = database.parent / "whole"
-    with tracking.TrialWriter.start(whole / database.name, describe_run()) as recorder:
+    with tracking.TrialWriter.start(whole / database.name, describe_run()) as writer:
         for step in range(REPORTS):
-            recorder.write([report(step)])
+            writer.write([report(step)])
         for file in whole.iterdir():
             shutil.copy(file, database.parent)
     shutil.rmtree(whole)

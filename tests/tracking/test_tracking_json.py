@@ -57,8 +57,8 @@ def test_everything_written_is_strict_json(value: Any) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=values)
 def test_metrics_come_back_as_they_were_reported(
-    value: Any, recorder: tracking.TrialWriter, records: tracking.TrackingReader
+    value: Any, writer: tracking.TrialWriter, reader: tracking.TrackingReader
 ) -> None:
-    recorder.write([tracking.MetricReport(group="g", steps_completed=1, metrics={"m": value}, time=0.0)])
-    stored = records.metrics(recorder.trial_id, "g")[-1].metrics["m"]
+    writer.write([tracking.MetricReport(group="g", steps_completed=1, metrics={"m": value}, time=0.0)])
+    stored = reader.metrics(writer.trial_id, "g")[-1].metrics["m"]
     assert repr(stored) == repr(value)

@@ -28,7 +28,7 @@ def report(step: int, **metrics: Any) -> tracking.MetricReport:
 
 
 @pytest.fixture
-def long_reader(database: pathlib.Path, recorder: tracking.TrialWriter) -> Iterator[sqlite3.Connection]:
+def long_reader(database: pathlib.Path, writer: tracking.TrialWriter) -> Iterator[sqlite3.Connection]:
     """Holds a transaction from before anything was reported until it is committed."""
     with closing(sqlite3.connect(database, isolation_level=None)) as connection:
         connection.execute("BEGIN")
@@ -39,9 +39,9 @@ def long_reader(database: pathlib.Path, recorder: tracking.TrialWriter) -> Itera
 def write_for_long(database: pathlib.Path, run: tracking.RunDescription, barrier: Any, is_shared: bool) -> None:
     barrier.wait(120)
     opened = tracking.TrialWriter.attach(database, 1, 1) if is_shared else tracking.TrialWriter.start(database, run)
-    with opened as recorder:
+    with opened as writer:
         for step in range(WRITES):
-            recorder.write(
+            writer.write(
                 [report(step, loss=1.0), report(step, loss=2.0), tracking.ProgressChanged(progress=step / WRITES)]
             )
 
@@ -56,7 +56,7 @@ def test_eight_writers_never_wait_in_vain_for_each_other_a_reader_or_the_clearin
     database: pathlib.Path,
     describe_run: Callable[..., Any],
     long_reader: sqlite3.Connection,
-    records: tracking.TrackingReader,
+    reader: tracking.TrackingReader,
 ) -> None:
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(WRITERS)
@@ -73,58 +73,58 @@ def test_eight_writers_never_wait_in_vain_for_each_other_a_reader_or_the_clearin
     for process in processes:
         process.join(120)
     assert [process.exitcode for process in processes] == [0] * WRITERS
-    stored = [len(records.metrics(trial.id)) for one in records.experiments() for trial in records.trials(one.id)]
+    stored = [len(reader.metrics(trial.id)) for one in reader.experiments() for trial in reader.trials(one.id)]
     every = 2 * WRITES
     assert sorted(stored) == ([every * WRITERS] if is_shared else [0, *[every] * WRITERS])
     assert long_reader.execute("SELECT count(*) FROM metrics").fetchone() == (0,), "it still sees its own moment"
 
 
 def test_waiting_for_others_takes_no_random_numbers_from_training(
-    database: pathlib.Path, recorder: tracking.TrialWriter, records: tracking.TrackingReader
+    database: pathlib.Path, writer: tracking.TrialWriter, reader: tracking.TrackingReader
 ) -> None:
     with closing(sqlite3.connect(database, isolation_level=None, check_same_thread=False)) as other:
         other.execute("BEGIN IMMEDIATE")
         before = random.getstate()
         release = threading.Timer(0.1, other.execute, ["COMMIT"])
         release.start()
-        recorder.write([report(1, loss=1.0)])
+        writer.write([report(1, loss=1.0)])
         release.join()
     assert random.getstate() == before
-    assert len(records.metrics(1)) == 1
+    assert len(reader.metrics(1)) == 1
 
 
 def test_log_that_grew_while_somebody_read_shrinks_afterwards(
     database: pathlib.Path,
-    recorder: tracking.TrialWriter,
+    writer: tracking.TrialWriter,
     long_reader: sqlite3.Connection,
-    records: tracking.TrackingReader,
+    reader: tracking.TrackingReader,
 ) -> None:
     log = pathlib.Path(f"{database}-wal")
     step = 0
     while log.stat().st_size < 8 * MEGABYTE:
-        recorder.write([report(step, note="x" * 500_000)])
+        writer.write([report(step, note="x" * 500_000)])
         step += 1
-    assert len(records.metrics(1)) == step
+    assert len(reader.metrics(1)) == step
     long_reader.execute("COMMIT")
     for later in range(step, step + 3):
-        recorder.write([report(later, loss=1.0)])
+        writer.write([report(later, loss=1.0)])
     assert log.stat().st_size <= 4 * MEGABYTE
-    assert [one.steps_completed for one in records.metrics(1)] == list(range(step + 3))
+    assert [one.steps_completed for one in reader.metrics(1)] == list(range(step + 3))
 
 
 def test_log_is_gone_after_the_last_writer(
-    database: pathlib.Path, recorder: tracking.TrialWriter, records: tracking.TrackingReader
+    database: pathlib.Path, writer: tracking.TrialWriter, reader: tracking.TrackingReader
 ) -> None:
-    recorder.write([report(1, loss=1.0)])
-    recorder.close()
+    writer.write([report(1, loss=1.0)])
+    writer.close()
     assert not pathlib.Path(f"{database}-wal").exists()
-    assert len(records.metrics(1)) == 1
+    assert len(reader.metrics(1)) == 1
 
 
 def test_second_run_of_a_process_does_not_take_the_locks_of_the_first(
-    database: pathlib.Path, recorder: tracking.TrialWriter, describe_run: Callable[..., Any]
+    database: pathlib.Path, writer: tracking.TrialWriter, describe_run: Callable[..., Any]
 ) -> None:
-    recorder.write([report(1, loss=1.0)])
+    writer.write([report(1, loss=1.0)])
     with tracking.TrialWriter.start(database, describe_run()):
         tracking.TrackingReader(database).experiments()
     # Whoever closes a database that nobody else has locked removes its log, under those who write to it.

@@ -21,7 +21,7 @@ from determined.tracking._database import connections, migrations, schema
 
 
 @pytest.fixture
-def engine(recorder: tracking.TrialWriter, database: pathlib.Path) -> Iterator[sa.Engine]:
+def engine(writer: tracking.TrialWriter, database: pathlib.Path) -> Iterator[sa.Engine]:
     engine = connections.writing_engine(connections.location(database))
     yield engine
     engine.dispose()
@@ -45,7 +45,7 @@ def _copy(version: int, database: pathlib.Path) -> pathlib.Path:
     return database
 
 
-def test_a_new_database_has_the_newest_version(recorder: tracking.TrialWriter, database: pathlib.Path) -> None:
+def test_a_new_database_has_the_newest_version(writer: tracking.TrialWriter, database: pathlib.Path) -> None:
     assert _version(database) == migrations.VERSION
 
 
@@ -78,7 +78,7 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(database: pathlib.
 
 
 @pytest.fixture
-def newer(recorder: tracking.TrialWriter, database: pathlib.Path) -> pathlib.Path:
+def newer(writer: tracking.TrialWriter, database: pathlib.Path) -> pathlib.Path:
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("UPDATE schema_version SET version = 99")
     return database
@@ -113,63 +113,63 @@ def old(database: pathlib.Path) -> pathlib.Path:
 
 
 def test_a_database_of_version_1_is_read_as_it_is(old: pathlib.Path) -> None:
-    records = tracking.TrackingReader(old)
-    assert [(one.id, one.name, one.checkpoint_count) for one in records.experiments()] == [
+    reader = tracking.TrackingReader(old)
+    assert [(one.id, one.name, one.checkpoint_count) for one in reader.experiments()] == [
         (2, "digits", 1),
         (1, "digits", 1),
     ]
-    assert [(one.group, one.steps_completed) for one in records.history(2)] == [
+    assert [(one.group, one.steps_completed) for one in reader.history(2)] == [
         ("training", 1),
         ("training", 2),
         ("validation", 2),
         ("training", 3),
     ]
-    assert [(one.uuid, one.state.value) for one in records.checkpoints()] == [
+    assert [(one.uuid, one.state.value) for one in reader.checkpoints()] == [
         ("aaaa-1", "DELETED"),
         ("bbbb-2", "COMPLETED"),
         ("cccc-3", "COMPLETED"),
     ]
-    assert records.trial(1).hparams == {"lr": 0.1}
+    assert reader.trial(1).hparams == {"lr": 0.1}
     assert _version(old) == migrations.VERSION
 
 
 def test_a_run_of_version_1_goes_on_being_recorded(old: pathlib.Path) -> None:
-    with tracking.TrialWriter.attach(old, 2, 2) as recorder:
-        recorder.write(
+    with tracking.TrialWriter.attach(old, 2, 2) as writer:
+        writer.write(
             [
                 tracking.MetricReport(group="training", steps_completed=4, metrics={"loss": 0.125}, time=1.0),
                 tracking.CheckpointDeleted(uuid="cccc-3"),
                 tracking.StateChanged(state=tracking.RunState.COMPLETED, time=2.0),
             ]
         )
-    records = tracking.TrackingReader(old)
-    assert [one.metrics["loss"] for one in records.metrics(2)] == [0.25, 0.125]
-    assert records.trial(2).state is tracking.RunState.COMPLETED
-    assert records.experiment(2).checkpoint_count == 0
+    reader = tracking.TrackingReader(old)
+    assert [one.metrics["loss"] for one in reader.metrics(2)] == [0.25, 0.125]
+    assert reader.trial(2).state is tracking.RunState.COMPLETED
+    assert reader.experiment(2).checkpoint_count == 0
 
 
 def test_a_database_of_version_2_is_read_as_it_is(database: pathlib.Path) -> None:
-    records = tracking.TrackingReader(_copy(2, database))
-    assert [(one.id, one.name, one.checkpoint_count) for one in records.experiments()] == [
+    reader = tracking.TrackingReader(_copy(2, database))
+    assert [(one.id, one.name, one.checkpoint_count) for one in reader.experiments()] == [
         (2, "digits", 1),
         (1, "digits", 1),
     ]
     assert _version(database) == migrations.VERSION
-    assert [(one.group, one.steps_completed) for one in records.history(2)] == [
+    assert [(one.group, one.steps_completed) for one in reader.history(2)] == [
         ("training", 1),
         ("training", 2),
         ("validation", 2),
         ("training", 3),
     ]
-    assert [(one.uuid, one.state.value) for one in records.checkpoints()] == [
+    assert [(one.uuid, one.state.value) for one in reader.checkpoints()] == [
         ("aaaa-1", "DELETED"),
         ("bbbb-2", "COMPLETED"),
         ("cccc-3", "COMPLETED"),
     ]
-    trial = records.trial(2)
+    trial = reader.trial(2)
     assert (trial.hparams, trial.metadata, trial.progress) == ({"lr": 0.1, "note": "é😀"}, {"tag": "x"}, 0.5)
     assert (trial.request_id, trial.run_id, trial.restarts, trial.requested) == (None, 0, 0, None)
-    experiment = records.experiment(1)
+    experiment = reader.experiment(1)
     assert (experiment.labels, experiment.description, experiment.is_archived, experiment.is_local) == (
         (),
         None,
@@ -179,9 +179,9 @@ def test_a_database_of_version_2_is_read_as_it_is(database: pathlib.Path) -> Non
 
 
 def test_processes_of_version_3_are_known_by_their_host_and_start(database: pathlib.Path) -> None:
-    records = tracking.TrackingReader(_copy(3, database))
+    reader = tracking.TrackingReader(_copy(3, database))
     process = tracking.RunProcess(pid=4242, started=1000.0, host="elsewhere")
-    assert records.experiment(3).runner == records.trial(3).process == process
+    assert reader.experiment(3).runner == reader.trial(3).process == process
     assert not process.is_here
     with tracking.Slots(database, "elsewhere") as slots:
         assert [lease.process for lease in slots.held()] == [process]
@@ -189,13 +189,13 @@ def test_processes_of_version_3_are_known_by_their_host_and_start(database: path
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_a_managed_experiment_of_an_older_version_goes_on(version: int, database: pathlib.Path) -> None:
-    records = tracking.TrackingReader(_copy(version, database))
+    reader = tracking.TrackingReader(_copy(version, database))
     process = tracking.RunProcess(pid=4242, started=1000.0, host="elsewhere")
-    experiment = records.experiment(2)
+    experiment = reader.experiment(2)
     assert (experiment.labels, experiment.priority, experiment.runner) == (("a",), 3, process)
-    assert [one.checkpoint_count for one in records.experiments()] == [2, 1]
+    assert [one.checkpoint_count for one in reader.experiments()] == [2, 1]
     best_of_local = tracking.BestValidation(metric="loss", value=0.75, steps_completed=1)
-    assert records.trial(1).best_validation == best_of_local
+    assert reader.trial(1).best_validation == best_of_local
     with tracking.ExperimentStore.open(database, 2) as store:
         assert [(one.id, one.trial_id) for one in store.validations()] == [(n, 2 + (n > 3)) for n in range(1, 7)]
         assert len(store.events()) == 2
@@ -206,11 +206,11 @@ def test_a_managed_experiment_of_an_older_version_goes_on(version: int, database
         assert (best.trial_id, best.steps_completed) == (2, 3), "what the second run of trial 3 replaces is left out"
         store.claim(force=True)
         store.commit(tracking.Changeset(events=[driving.event(3)], new_trials=[driving.new_trial("r3")]))
-        with tracking.TrialWriter.attach(database, 2, 3, 2) as recorder:
-            recorder.write([driving.report(3, loss=0.125)])
+        with tracking.TrialWriter.attach(database, 2, 3, 2) as writer:
+            writer.write([driving.report(3, loss=0.125)])
         assert [one.id for one in store.validations(after_id=6)] == [7]
-    assert [one.steps_completed for one in records.metrics(3)] == [1, 2, 3]
-    assert records.registered_checkpoints() == {"bbbb-2"}
+    assert [one.steps_completed for one in reader.metrics(3)] == [1, 2, 3]
+    assert reader.registered_checkpoints() == {"bbbb-2"}
     with tracking.Slots(database, "elsewhere") as slots:
         assert [lease.process for lease in slots.held()] == [process]
 
@@ -220,27 +220,27 @@ def test_an_older_database_takes_everything_new(
     version: int, database: pathlib.Path, describe_run: Callable[..., Any]
 ) -> None:
     _copy(version, database)
-    with tracking.TrialWriter.attach(database, 2, 2) as recorder:
-        recorder.write(
+    with tracking.TrialWriter.attach(database, 2, 2) as writer:
+        writer.write(
             [
                 tracking.MetricReport(group="training", steps_completed=4, metrics={"loss": 0.125}, time=1.0),
                 tracking.StateChanged(state=tracking.RunState.COMPLETED, time=2.0),
             ]
         )
-    with driving.claimed(database) as ledger:
-        (id,) = driving.add_trials(ledger)
-        with tracking.TrialWriter.attach(database, 3, id, 1) as recorder:
-            recorder.write([driving.report(1, loss=0.5)])
-        ledger.commit(tracking.Changeset(events=[driving.event(1)]))
-        assert (id, len(ledger.validations()), len(ledger.events())) == (3, 1, 1)
+    with driving.claimed(database) as store:
+        (id,) = driving.add_trials(store)
+        with tracking.TrialWriter.attach(database, 3, id, 1) as writer:
+            writer.write([driving.report(1, loss=0.5)])
+        store.commit(tracking.Changeset(events=[driving.event(1)]))
+        assert (id, len(store.validations()), len(store.events())) == (3, 1, 1)
     tracking.Catalog(database).change_experiment(2, labels=["kept"], archived=True)
     registry = tracking.Registry(database)
     registry.create_model("digits")
     registry.register_version("digits", "cccc-3")
-    records = tracking.TrackingReader(database)
-    assert [one.labels for one in records.experiments(include_archived=True)] == [(), ("kept",), ()]
-    assert [one.metrics["loss"] for one in records.metrics(2)] == [0.25, 0.125]
-    assert records.registered_checkpoints() == {"cccc-3"}
+    reader = tracking.TrackingReader(database)
+    assert [one.labels for one in reader.experiments(include_archived=True)] == [(), ("kept",), ()]
+    assert [one.metrics["loss"] for one in reader.metrics(2)] == [0.25, 0.125]
+    assert reader.registered_checkpoints() == {"cccc-3"}
 
 
 def _shape(connection: sa.Connection) -> dict[str, Any]:

@@ -36,36 +36,34 @@ def saved(uuid: str, step: int = 10) -> tracking.CheckpointSaved:
 
 
 def test_start_records_an_active_experiment_with_one_trial(
-    recorder: tracking.TrialWriter, records: tracking.TrackingReader
+    writer: tracking.TrialWriter, reader: tracking.TrackingReader
 ) -> None:
-    (experiment,) = records.experiments()
-    (trial,) = records.trials(experiment.id)
-    assert (experiment.id, trial.id) == (recorder.experiment_id, recorder.trial_id)
+    (experiment,) = reader.experiments()
+    (trial,) = reader.trials(experiment.id)
+    assert (experiment.id, trial.id) == (writer.experiment_id, writer.trial_id)
     assert (experiment.name, experiment.state, trial.state) == ("digits", RunState.ACTIVE, RunState.ACTIVE)
     assert (trial.hparams, trial.seed, trial.git_commit, trial.pid) == ({"lr": 0.1}, 7, "abc123", os.getpid())
 
 
-def test_only_the_owner_may_read_the_database(recorder: tracking.TrialWriter, database: pathlib.Path) -> None:
+def test_only_the_owner_may_read_the_database(writer: tracking.TrialWriter, database: pathlib.Path) -> None:
     assert stat.S_IMODE(database.stat().st_mode) == 0o600
     assert stat.S_IMODE(database.parent.stat().st_mode) == 0o700
 
 
-def test_the_database_is_in_write_ahead_mode(recorder: tracking.TrialWriter, database: pathlib.Path) -> None:
+def test_the_database_is_in_write_ahead_mode(writer: tracking.TrialWriter, database: pathlib.Path) -> None:
     with closing(sqlite3.connect(database)) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_a_second_run_gets_ids_of_its_own(
-    recorder: tracking.TrialWriter, database: pathlib.Path, describe_run: Callable[..., Any]
+    writer: tracking.TrialWriter, database: pathlib.Path, describe_run: Callable[..., Any]
 ) -> None:
     with tracking.TrialWriter.start(database, describe_run()) as second:
-        assert (second.experiment_id, second.trial_id) != (recorder.experiment_id, recorder.trial_id)
+        assert (second.experiment_id, second.trial_id) != (writer.experiment_id, writer.trial_id)
 
 
-def test_all_kinds_of_messages_go_into_one_write(
-    recorder: tracking.TrialWriter, records: tracking.TrackingReader
-) -> None:
-    recorder.write(
+def test_all_kinds_of_messages_go_into_one_write(writer: tracking.TrialWriter, reader: tracking.TrackingReader) -> None:
+    writer.write(
         [
             tracking.Continued(checkpoint="before", steps_completed=5, reported_steps=4),
             tracking.SeedChanged(seed=11),
@@ -77,7 +75,7 @@ def test_all_kinds_of_messages_go_into_one_write(
             tracking.StateChanged(state=RunState.ERROR, time=50.0, reason="no data"),
         ]
     )
-    trial = records.trial(recorder.trial_id)
+    trial = reader.trial(writer.trial_id)
     assert (trial.source_checkpoint, trial.source_steps_completed, trial.seed) == ("before", 5, 11)
     assert (trial.status, trial.metadata, trial.progress) == ("validating", {"best": math.inf}, 0.25)
     assert (trial.state, trial.reason, trial.ended, trial.steps_completed) == (
@@ -89,88 +87,86 @@ def test_all_kinds_of_messages_go_into_one_write(
 
 
 def test_the_experiment_of_a_local_run_follows_its_trial(
-    recorder: tracking.TrialWriter, records: tracking.TrackingReader
+    writer: tracking.TrialWriter, reader: tracking.TrackingReader
 ) -> None:
-    recorder.write(
+    writer.write(
         [
             tracking.ProgressChanged(progress=1.0),
             tracking.StateChanged(state=RunState.COMPLETED, time=9.0),
         ]
     )
-    experiment = records.experiment(recorder.experiment_id)
+    experiment = reader.experiment(writer.experiment_id)
     assert (experiment.state, experiment.progress, experiment.ended) == (RunState.COMPLETED, 1.0, 9.0)
 
 
-def test_the_last_state_of_a_write_stands(recorder: tracking.TrialWriter, records: tracking.TrackingReader) -> None:
-    recorder.write(
+def test_the_last_state_of_a_write_stands(writer: tracking.TrialWriter, reader: tracking.TrackingReader) -> None:
+    writer.write(
         [
             tracking.StateChanged(state=RunState.PAUSED, time=1.0),
             tracking.StateChanged(state=RunState.ACTIVE, time=2.0),
         ]
     )
-    assert records.trial(recorder.trial_id).state is RunState.ACTIVE
+    assert reader.trial(writer.trial_id).state is RunState.ACTIVE
 
 
-def test_a_deleted_checkpoint_keeps_its_record(
-    recorder: tracking.TrialWriter, records: tracking.TrackingReader
-) -> None:
-    recorder.write([saved("one"), saved("two"), tracking.CheckpointDeleted(uuid="one")])
-    states = {record.uuid: record.state for record in records.checkpoints()}
+def test_a_deleted_checkpoint_keeps_its_record(writer: tracking.TrialWriter, reader: tracking.TrackingReader) -> None:
+    writer.write([saved("one"), saved("two"), tracking.CheckpointDeleted(uuid="one")])
+    states = {record.uuid: record.state for record in reader.checkpoints()}
     assert states == {"one": tracking.CheckpointState.DELETED, "two": tracking.CheckpointState.COMPLETED}
 
 
 def test_a_write_that_fails_leaves_nothing(
-    recorder: tracking.TrialWriter, records: tracking.TrackingReader, database: pathlib.Path
+    writer: tracking.TrialWriter, reader: tracking.TrackingReader, database: pathlib.Path
 ) -> None:
     connection = sqlite3.connect(database)
     connection.execute("ALTER TABLE checkpoints RENAME TO aside")
     connection.commit()
     with pytest.raises(errors.TrackingException, match=r"tracking\.db"):
-        recorder.write([report(1, loss=1.0), saved("one")])
+        writer.write([report(1, loss=1.0), saved("one")])
     connection.execute("ALTER TABLE aside RENAME TO checkpoints")
     connection.commit()
     connection.close()
-    assert records.metrics(recorder.trial_id) == []
+    assert reader.metrics(writer.trial_id) == []
 
 
 def test_a_checkpoint_that_is_on_record_can_be_recorded_again(
-    recorder: tracking.TrialWriter, records: tracking.TrackingReader
+    writer: tracking.TrialWriter, reader: tracking.TrackingReader
 ) -> None:
-    recorder.write([saved("one")])
-    recorder.write([report(1, loss=1.0), saved("one")])
-    assert [one.uuid for one in records.checkpoints()] == ["one"]
-    assert len(records.metrics(recorder.trial_id)) == 1
+    writer.write([saved("one")])
+    writer.write([report(1, loss=1.0), saved("one")])
+    assert [one.uuid for one in reader.checkpoints()] == ["one"]
+    assert len(reader.metrics(writer.trial_id)) == 1
 
 
-def test_writing_no_messages_does_nothing(recorder: tracking.TrialWriter, records: tracking.TrackingReader) -> None:
-    recorder.write([])
-    assert records.metrics(recorder.trial_id) == []
+def test_writing_no_messages_does_nothing(writer: tracking.TrialWriter, reader: tracking.TrackingReader) -> None:
+    writer.write([])
+    assert reader.metrics(writer.trial_id) == []
 
 
 def test_names_that_no_database_takes_are_stored_escaped(
-    recorder: tracking.TrialWriter, records: tracking.TrackingReader
+    writer: tracking.TrialWriter, reader: tracking.TrackingReader
 ) -> None:
-    recorder.write([tracking.StatusChanged(status="a\ud800b\0c")])
-    assert records.trial(recorder.trial_id).status == "a\\ud800b\\x00c"
+    writer.write([tracking.StatusChanged(status="a\ud800b\0c")])
+    assert reader.trial(writer.trial_id).status == "a\\ud800b\\x00c"
 
 
-def test_threads_may_share_a_recorder(recorder: tracking.TrialWriter, records: tracking.TrackingReader) -> None:
+def test_threads_may_share_a_recorder(writer: tracking.TrialWriter, reader: tracking.TrackingReader) -> None:
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda step: recorder.write([report(step, loss=0.0)]), range(40)))
-    assert [item.steps_completed for item in records.metrics(recorder.trial_id)] == list(range(40))
+        list(threads.map(lambda step: writer.write([report(step, loss=0.0)]), range(40)))
+    assert [item.steps_completed for item in reader.metrics(writer.trial_id)] == list(range(40))
 
 
 def test_attach_writes_to_a_recorded_trial(
-    recorder: tracking.TrialWriter, records: tracking.TrackingReader, database: pathlib.Path
+    writer: tracking.TrialWriter, reader: tracking.TrackingReader, database: pathlib.Path
 ) -> None:
-    with tracking.TrialWriter.attach(database, recorder.experiment_id, recorder.trial_id) as other:
+    with tracking.TrialWriter.attach(database, writer.experiment_id, writer.trial_id) as other:
         other.write([report(3, loss=2.0)])
-    assert records.metrics(recorder.trial_id) == [report(3, loss=2.0)]
+    assert reader.metrics(writer.trial_id) == [report(3, loss=2.0)]
 
 
-def test_attach_refuses_a_trial_of_another_experiment(recorder: tracking.TrialWriter, database: pathlib.Path) -> None:
+def test_attach_refuses_a_trial_of_another_experiment(writer: tracking.TrialWriter, database: pathlib.Path) -> None:
     with pytest.raises(errors.TrackingException, match=r"no trial 1 in experiment 99.*det experiment list"):
-        tracking.TrialWriter.attach(database, 99, recorder.trial_id)
+        tracking.TrialWriter.attach(database, 99, writer.trial_id)
 
 
 def test_attach_does_not_create_a_database(database: pathlib.Path) -> None:
@@ -179,37 +175,37 @@ def test_attach_does_not_create_a_database(database: pathlib.Path) -> None:
     assert not database.exists()
 
 
-def test_a_closed_recorder_may_be_closed_again(recorder: tracking.TrialWriter) -> None:
-    recorder.close()
-    recorder.close()
+def test_a_closed_recorder_may_be_closed_again(writer: tracking.TrialWriter) -> None:
+    writer.close()
+    writer.close()
 
 
 @pytest.mark.parametrize(("smaller_is_better", "best"), [(True, 0.5), (False, 3.0)])
 def test_best_validation_leaves_out_what_is_not_a_number(
-    recorder: tracking.TrialWriter, smaller_is_better: bool, best: float
+    writer: tracking.TrialWriter, smaller_is_better: bool, best: float
 ) -> None:
     values = [3.0, math.nan, "low", None, True, 10**400, -(10**400), 0.5]
-    recorder.write([report(step, loss=value) for step, value in enumerate(values)])
-    recorder.write([report(9, group="training", loss=-100.0)])
-    assert recorder.best_validation("loss", smaller_is_better) == best
+    writer.write([report(step, loss=value) for step, value in enumerate(values)])
+    writer.write([report(9, group="training", loss=-100.0)])
+    assert writer.best_validation("loss", smaller_is_better) == best
 
 
-def test_there_is_no_best_validation_before_the_first(recorder: tracking.TrialWriter) -> None:
-    assert recorder.best_validation("loss", smaller_is_better=True) is None
+def test_there_is_no_best_validation_before_the_first(writer: tracking.TrialWriter) -> None:
+    assert writer.best_validation("loss", smaller_is_better=True) is None
 
 
 def test_best_validation_looks_at_its_own_experiment_only(
-    recorder: tracking.TrialWriter, database: pathlib.Path, describe_run: Callable[..., Any]
+    writer: tracking.TrialWriter, database: pathlib.Path, describe_run: Callable[..., Any]
 ) -> None:
-    recorder.write([report(1, loss=0.1)])
+    writer.write([report(1, loss=0.1)])
     with tracking.TrialWriter.start(database, describe_run()) as other:
         assert other.best_validation("loss", smaller_is_better=True) is None
 
 
 def test_the_database_holds_strict_json_only(database: pathlib.Path, describe_run: Callable[..., Any]) -> None:
     odd = {"nan": math.nan, "object": object()}
-    with tracking.TrialWriter.start(database, describe_run(config=odd, hparams=odd)) as recorder:
-        recorder.write([report(1, **odd), tracking.MetadataChanged(metadata=odd)])
+    with tracking.TrialWriter.start(database, describe_run(config=odd, hparams=odd)) as writer:
+        writer.write([report(1, **odd), tracking.MetadataChanged(metadata=odd)])
     with closing(sqlite3.connect(database)) as connection:
         texts = connection.execute(
             "SELECT config, hparams, trials.metadata, metrics.metrics FROM experiments, trials, metrics"
@@ -255,13 +251,13 @@ def test_a_file_name_may_hold_what_means_something_in_a_url(
 
 def _start_and_write(database: pathlib.Path, run: tracking.RunDescription, barrier: Any) -> None:
     barrier.wait(60)
-    with tracking.TrialWriter.start(database, run) as recorder:
+    with tracking.TrialWriter.start(database, run) as writer:
         for step in range(10):
-            recorder.write([report(step, loss=1.0)])
+            writer.write([report(step, loss=1.0)])
 
 
 def test_processes_that_start_at_once_share_a_new_database(
-    database: pathlib.Path, describe_run: Callable[..., Any], records: tracking.TrackingReader
+    database: pathlib.Path, describe_run: Callable[..., Any], reader: tracking.TrackingReader
 ) -> None:
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(4)
@@ -272,7 +268,7 @@ def test_processes_that_start_at_once_share_a_new_database(
     for process in processes:
         process.join(120)
     assert [process.exitcode for process in processes] == [0] * 4
-    assert [len(records.metrics(item.id)) for item in records.experiments()] == [10] * 4
+    assert [len(reader.metrics(item.id)) for item in reader.experiments()] == [10] * 4
 
 
 def test_importing_the_package_does_not_import_sqlalchemy() -> None:

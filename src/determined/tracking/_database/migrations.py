@@ -115,7 +115,8 @@ def _upgrade(connection: sa.Connection) -> None:
     for table in schema.metadata.sorted_tables:
         if table.name in tables:
             present = {column["name"] for column in inspected.get_columns(table.name)}
-            indexes = {str(index["name"]) for index in inspected.get_indexes(table.name)}
+            found = inspected.get_indexes(table.name)
+            indexes = {str(index["name"]) for index in found if not index.get("duplicates_constraint")}
             _upgrade_table(connection, table, present, indexes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy.types import TypeDecorator, TypeEngine
@@ -14,6 +14,7 @@ from determined.tracking._data.changesets import Desired, TrialRequest
 from determined.tracking._data.json import decode_document, encode_document
 from determined.tracking._data.messages import CheckpointState, RunState
 
+_Conversion: TypeAlias = Callable[[Any], Any]
 MAX_GROUP_LENGTH = 400  # characters; databases cannot index names of any length
 
 
@@ -28,11 +29,7 @@ class Converted(TypeDecorator[Any]):
     cache_ok = True
 
     def __init__(
-        self,
-        impl: TypeEngine[Any],
-        store: Callable[[Any], Any],
-        read: Callable[[Any], Any] | None = None,
-        expected: str = "",
+        self, impl: TypeEngine[Any], store: _Conversion, read: _Conversion | None = None, expected: str = ""
     ) -> None:
         super().__init__()
         self.impl, self.store, self.read, self.expected = impl, store, read, expected
@@ -69,7 +66,7 @@ def _storable_float(value: Any) -> float:
     return float(value) + 0.0  # not all databases know the negative zero
 
 
-def _document(kind: type, store: Callable[[Any], str]) -> Converted:
+def _document(kind: type, store: _Conversion) -> Converted:
     """Return the type of a mapping or a list as JSON."""
 
     def read(value: str) -> Any:
