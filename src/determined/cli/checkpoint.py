@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from determined import errors, tracking
+from determined import errors, experiment, tracking
 from determined.experiment import wording
 
 from . import _output
@@ -73,9 +73,7 @@ def download(
 
 def copy_to(record: tracking.CheckpointRecord, folder: pathlib.Path) -> None:
     """Copy the files of a checkpoint into a new or empty folder, and print its path."""
-    from determined.experiment import control
-
-    target = control.download_checkpoint(record, folder)
+    target = experiment.control.download_checkpoint(record, folder)
     typer.echo(f"Copied {wording.bytes_text(record.size)} to {_output.plain(target)}")
 
 
@@ -91,14 +89,12 @@ def delete(
     yes: Yes = False,
 ) -> None:
     """Delete checkpoints permanently, except versions of a model."""
-    from determined.experiment import control
-
     records = _output.open_records()
     chosen = {records.checkpoint(uuid).uuid: records.checkpoint(uuid) for uuid in uuids}
     if not yes:
         size = wording.bytes_text(sum(record.size for record in chosen.values()))
         typer.confirm(f"Delete {_output.plain(', '.join(chosen))} ({size}) permanently?", abort=True)
-    each(chosen, control.delete_checkpoint, "Deleted checkpoint {}.")
+    each(chosen, experiment.control.delete_checkpoint, "Deleted checkpoint {}.")
 
 
 def consolidate(
@@ -107,12 +103,14 @@ def consolidate(
 ) -> None:
     """Copy a sharded checkpoint into a folder, with the whole model in one state_dict.pth."""
     from determined import pytorch, storage
-    from determined.experiment import open_checkpoint
 
     target = folder.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise errors.StorageException(f"{str(target)!r} exists and is not an empty folder; name another one.")
-    with open_checkpoint(_output.open_records().checkpoint(uuid)) as saved, storage.staged(target) as staging:
+    with (
+        experiment.open_checkpoint(_output.open_records().checkpoint(uuid)) as saved,
+        storage.staged(target) as staging,
+    ):
         pytorch.consolidate_checkpoint(saved.folder, staging)
     typer.echo(f"The consolidated checkpoint is in {_output.plain(target)}")
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from determined import _home, storage
+from determined import _home, experiment, storage
 
 from . import _output
 
@@ -16,7 +16,6 @@ def gc(
 ) -> None:
     """Remove what crashes left behind in checkpoints, the database and new experiments, and expired logs."""
     from determined.core.checkpoint_gc import mark_missing, record_unrecorded, remove_unlisted
-    from determined.experiment.control import remove_expired_logs, remove_leftovers
 
     home = _home.home()
     folder = storage.store_for(store, home.checkpoints)
@@ -25,8 +24,8 @@ def gc(
         "checkpoints added to the database": record_unrecorded(folder, home.database) if home.database.exists() else [],
         "folders of deleted checkpoints removed": remove_unlisted(folder, home.database),
         "missing checkpoints marked as deleted": mark_missing(folder, home.database),
-        "incompletely created experiments removed": remove_leftovers(home),
-        "expired logs removed": [str(log) for log in remove_expired_logs(home)],
+        "incompletely created experiments removed": experiment.control.remove_leftovers(home),
+        "expired logs removed": [str(log) for log in experiment.control.remove_expired_logs(home)],
     }
     for what, names in done.items():
         typer.echo(f"{len(names)} {what}" + "".join(f"\n  {_output.plain(name)}" for name in names))

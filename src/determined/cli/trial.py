@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from determined import _home, errors, tracking
+from determined import _home, errors, experiment, tracking
 from determined.experiment import wording
 
 from . import _logs, _output, _plot
@@ -161,14 +161,12 @@ def download(
     ] = False,
 ) -> None:
     """Copy the best checkpoint of a trial into a new or empty folder."""
-    from determined.experiment import best_checkpoints
-
     records = _output.open_records()
     trial = records.trial(id)
     if latest:
         record = _latest(records.checkpoints(trial.experiment_id, id), id)
     else:
-        (record,) = best_checkpoints(records, trial.experiment_id, 1, trial_id=id)
+        (record,) = experiment.best_checkpoints(records, trial.experiment_id, 1, trial_id=id)
     copy_to(record, output_dir or pathlib.Path("checkpoints", record.uuid))
 
 
@@ -183,11 +181,9 @@ def _latest(checkpoints: list[tracking.CheckpointRecord], id: int) -> tracking.C
 
 def kill(id: TrialId) -> None:
     """Kill a trial; its experiment continues."""
-    from determined.experiment import control
-
-    control.kill_trial(id)
+    experiment.control.kill_trial(id)
     experiment_id = _output.open_records().trial(id).experiment_id
-    if control.is_run(experiment_id):
+    if experiment.control.is_run(experiment_id):
         typer.echo(f"Trial {id} is being killed; `det trial describe {id}` shows its state.")
     else:
         typer.echo(

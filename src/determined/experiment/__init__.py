@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import control
+    from . import config, control, executors, search
     from ._create import create
     from ._download import download_checkpoint, open_checkpoint
     from ._ranking import Scores, best_checkpoints, scores
@@ -22,14 +22,17 @@ __all__ = [
     "SearchReplay",
     "TestRun",
     "best_checkpoints",
+    "config",
     "control",
     "create",
     "download_checkpoint",
     "drive",
+    "executors",
     "first_trial",
     "open_checkpoint",
     "run_test",
     "scores",
+    "search",
     "start",
 ]
 
@@ -40,12 +43,13 @@ _LOADED_ON_USE = {
     "_test_run": ("TestRun", "first_trial", "run_test"),
     "runner": ("SearchReplay", "drive", "start"),
 }
+_SUBMODULES = ("config", "control", "executors", "search")
 _MODULES = {name: module for module, names in _LOADED_ON_USE.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "control":
-        return importlib.import_module(".control", __name__)
+    if name in _SUBMODULES:
+        return importlib.import_module(f".{name}", __name__)
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)

@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from determined import errors
+from determined import errors, experiment
 from determined._home import Home
 from determined._secrets import mask_variables
 from determined.experimental import _metrics
@@ -117,15 +117,11 @@ class Checkpoint:
         The copy is verified. A folder that already contains the files is left unchanged. All modes do the same.
         """
         DownloadMode(mode)  # or ValueError
-        from determined.experiment import control
-
-        return str(control.download_checkpoint(self._record, path or pathlib.Path("checkpoints", self.uuid)))
+        return str(experiment.control.download_checkpoint(self._record, path or pathlib.Path("checkpoints", self.uuid)))
 
     def load(self, **arguments: Any) -> PyTorchTrial:
         """Return the trial that it was saved from, with its weights. Arguments are those of `load_from_path`."""
-        from determined.experiment import open_checkpoint
-
-        with open_checkpoint(self._record) as saved:
+        with experiment.open_checkpoint(self._record) as saved:
             return self.load_from_path(saved.folder, **arguments)
 
     @staticmethod
@@ -150,9 +146,7 @@ class Checkpoint:
 
     def delete(self) -> None:
         """Delete it and its files permanently; refused if it is a version of a model or the source of an experiment."""
-        from determined.experiment import control
-
-        control.delete_checkpoint(self.uuid, self._home)
+        experiment.control.delete_checkpoint(self.uuid, self._home)
         self.reload()
 
     def reload(self) -> Checkpoint:

@@ -6,9 +6,9 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from determined import errors
+from determined import errors, experiment
 from determined._home import home
 from determined.experimental._checkpoint import Checkpoint
 from determined.experimental._experiment import Experiment
@@ -19,9 +19,6 @@ from determined.experimental._states import ExperimentState
 from determined.experimental._trial import Trial
 from determined.experimental._workspace import Workspace, labels_of, project_id_of, workspace_of, workspaces
 from determined.tracking import ExperimentRecord, Registry, TrackingReader
-
-if TYPE_CHECKING:
-    from determined.experiment.config import ExperimentConfig
 
 
 class Determined:
@@ -57,20 +54,17 @@ class Determined:
         number of slots into which the CPU is divided on a machine without GPUs. Keys without effect cause a warning;
         `errors.InvalidConfig` lists all problems of the config.
         """
-        from determined.experiment import control, create
-        from determined.experiment.config import from_map
-
         settings = _config(config)
         if settings.notes:
             warnings.warn("\n".join(settings.notes), stacklevel=3)
         if project_id is not None:
-            settings = from_map({**settings.to_dict(), **labels_of("create_experiment", project_id)})
+            settings = experiment.config.from_map({**settings.to_dict(), **labels_of("create_experiment", project_id)})
         further = strings("create_experiment", "includes", includes)
         with tempfile.TemporaryDirectory() as empty:
             folder = empty if model_dir is None else model_dir
-            id = create(settings, folder, further, paused=paused, at=self._home, slots=slots)
+            id = experiment.create(settings, folder, further, paused=paused, at=self._home, slots=slots)
         if not paused:
-            control.activate(id, self._home, slots)
+            experiment.control.activate(id, self._home, slots)
         return self.get_experiment(id)
 
     def get_experiment(self, experiment_id: int) -> Experiment:
@@ -193,21 +187,19 @@ def _value(record: ExperimentRecord, by: ExperimentSortBy) -> Any:
     return getattr(record, by.value)
 
 
-def _config(given: str | os.PathLike[str] | Mapping[str, Any]) -> ExperimentConfig:
-    """Return the config in a map, a text or a file."""
-    from determined.experiment import config
-
+def _config(given: str | os.PathLike[str] | Mapping[str, Any]) -> experiment.config.ExperimentConfig:
+    """Return the config in a mapping, a string or a file."""
     if isinstance(given, Mapping):
-        return config.from_map(given)
-    if isinstance(given, str) and _is_text(given):
-        return config.parse(given)
+        return experiment.config.from_map(given)
+    if isinstance(given, str) and _is_config(given):
+        return experiment.config.parse(given)
     if isinstance(given, str | os.PathLike):
-        return config.load(given)
+        return experiment.config.load(given)
     raise errors.InvalidExperimentException(
         f"create_experiment(config={given!r}): pass a dict, a string of YAML, or the path of a file."
     )
 
 
-def _is_text(given: str) -> bool:
-    """Say whether a text is a config itself; the path of a file has neither lines nor a key with a value."""
+def _is_config(given: str) -> bool:
+    """Return whether a string is a config; the path of a file has neither lines nor a key with a value."""
     return "\n" in given or ": " in given or given.lstrip().startswith("{")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from determined import errors
+from determined import errors, experiment
 from determined._home import Home
 from determined._secrets import mask_variables
 from determined.experimental import _listing
@@ -90,30 +90,22 @@ class Experiment:
 
     def activate(self) -> None:
         """Run it, or continue it if it was paused or its runner is gone."""
-        from determined.experiment import control
-
-        control.activate(self.id, self._home)
+        experiment.control.activate(self.id, self._home)
         self.reload()
 
     def pause(self) -> None:
         """Save a checkpoint of every trial and stop; `activate` continues it."""
-        from determined.experiment import control
-
-        control.pause(self.id, self._home)
+        experiment.control.pause(self.id, self._home)
         self.reload()
 
     def cancel(self) -> None:
         """Ask it to stop; its trials save a last checkpoint. `wait` returns when it has ended."""
-        from determined.experiment import control
-
-        control.cancel(self.id, self._home)
+        experiment.control.cancel(self.id, self._home)
         self.reload()
 
     def kill(self) -> None:
         """Ask it to stop at once. `wait` returns when it has ended."""
-        from determined.experiment import control
-
-        control.kill(self.id, self._home)
+        experiment.control.kill(self.id, self._home)
         self.reload()
 
     def continue_(self, overrides: Iterable[str] = ()) -> list[int]:
@@ -121,9 +113,7 @@ class Experiment:
 
         `overrides` change the config, such as "searcher.max_length.epochs=20" for a `single` search.
         """
-        from determined.experiment import control
-
-        reopened = control.continue_experiment(self.id, self._home, overrides=overrides)
+        reopened = experiment.control.continue_experiment(self.id, self._home, overrides=overrides)
         self.reload()
         return reopened
 
@@ -132,17 +122,13 @@ class Experiment:
 
         `ConflictException` if it has no runner, for example when it is paused. `interval` is accepted and ignored.
         """
-        from determined.experiment import control
-
-        control.wait(self.id, timeout, self._home)
+        experiment.control.wait(self.id, timeout, self._home)
         return self.reload().state
 
     def await_first_trial(self, interval: float = _INTERVAL_S) -> Trial:
         """Wait until it has a trial, and return the trial; checks every `interval` seconds."""
-        from determined.experiment import control
-
         while not (trials := self.list_trials()):
-            if not control.is_run(self.id, self._home):
+            if not experiment.control.is_run(self.id, self._home):
                 raise errors.ConflictException(f"experiment {self.id} has no trial and no runner; call activate().")
             time.sleep(interval)
         return trials[0]
@@ -153,9 +139,7 @@ class Experiment:
         `ConflictException` while it runs, and while one of its checkpoints is a version of a model or a source of
         another experiment.
         """
-        from determined.experiment import control
-
-        control.delete(self.id, self._home)
+        experiment.control.delete(self.id, self._home)
 
     # Details
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from determined import experiment
 from determined._home import Home
 from determined.experimental._checkpoint import Checkpoint
 from determined.experimental._orders import CheckpointSortBy, OrderBy, checked, ordered
@@ -42,9 +43,9 @@ def _by_metric(
     metric: str | None,
     order_by: OrderBy | None,
 ) -> list[CheckpointRecord]:
-    from determined.experiment import scores
-
-    return scores(records, experiment_id, metric, None if order_by is None else order_by is OrderBy.ASC).ranked(found)
+    return experiment.scores(
+        records, experiment_id, metric, None if order_by is None else order_by is OrderBy.ASC
+    ).ranked(found)
 
 
 def best(
@@ -56,8 +57,6 @@ def best(
     smaller_is_better: bool | None,
 ) -> list[Checkpoint]:
     """Return the best checkpoints; see `Experiment.top_n_checkpoints`."""
-    from determined.experiment import best_checkpoints
-
     records = TrackingReader(home.database)
-    found = best_checkpoints(records, experiment_id, count, sort_by, smaller_is_better, trial_id)
+    found = experiment.best_checkpoints(records, experiment_id, count, sort_by, smaller_is_better, trial_id)
     return [Checkpoint(one, home) for one in found]

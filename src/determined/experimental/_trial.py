@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from determined import errors
+from determined import errors, experiment
 from determined._home import Home
 from determined.experimental import _listing, _metrics
 from determined.experimental._checkpoint import Checkpoint
@@ -79,9 +79,7 @@ class Trial:
 
     def kill(self) -> None:
         """Ask its runner to kill it; its experiment continues."""
-        from determined.experiment import control
-
-        control.kill_trial(self.id, self._home)
+        experiment.control.kill_trial(self.id, self._home)
 
     def iter_logs(
         self,
@@ -117,14 +115,13 @@ class Trial:
         after: datetime.datetime | None,
         before: datetime.datetime | None,
     ) -> Iterator[str]:
-        from determined.experiment.executors import follow_logs, read_logs
-
         folder = self._home.trial(self.experiment_id, self.id)
+        logs = experiment.executors
         since, until = (None if one is None else one.timestamp() for one in (after, before))
         if follow:
-            lines = follow_logs(folder, self._is_over, ranks=ranks, streams=streams, since=since, tail=tail)
+            lines = logs.follow_logs(folder, self._is_over, ranks=ranks, streams=streams, since=since, tail=tail)
         else:
-            lines = read_logs(folder, ranks=ranks, streams=streams, since=since, until=until, head=head, tail=tail)
+            lines = logs.read_logs(folder, ranks=ranks, streams=streams, since=since, until=until, head=head, tail=tail)
         return (f"{line.text}\n" for line in lines)
 
     def _is_over(self) -> bool:

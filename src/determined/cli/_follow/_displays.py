@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Protocol, Self
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import typer
 
@@ -27,15 +26,12 @@ class Display(Protocol):
     def show(self, view: View, note: str) -> None:
         """Show a view, with a note to the reader."""
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+    def close(self) -> None:
+        """Leave the terminal as it is to stay."""
 
 
 class _AtOnce:
-    """A terminal that draws each text that is written as a whole, so that nothing flickers."""
+    """A terminal that draws each write at once, so that nothing flickers."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -48,7 +44,7 @@ class _AtOnce:
 
 
 class LiveDisplay:
-    """Draws each view in the place of the one before. The last one stays, unless more is told of an end."""
+    """Draws each view in the place of the one before. The last one stays, unless the experiment is over."""
 
     def __init__(self, file: IO[str]) -> None:
         from rich.console import Console
@@ -62,6 +58,7 @@ class LiveDisplay:
             redirect_stderr=False,
             vertical_overflow="crop",
         )
+        self._live.start()
 
     def show(self, view: View, note: str) -> None:
         """Draw a view, with a note below it."""
@@ -70,18 +67,13 @@ class LiveDisplay:
         self._live.transient = view.is_over
         self._live.update(Screen(view, note), refresh=True)
 
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Stop drawing."""
         self._live.stop()
 
 
 class LineDisplay:
-    """Prints a line for each change; of what was there before the first view, how it stands, or on request all."""
+    """Prints a line for each change; of what is older than the first view, the state, or with `tell_all` everything."""
 
     def __init__(self, *, tell_all: bool) -> None:
         self._tell_all = tell_all
@@ -132,10 +124,5 @@ class LineDisplay:
     def _say(self, text: str) -> None:
         typer.echo(f"{time.strftime('%H:%M:%S')} {text}")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        pass
+    def close(self) -> None:
+        """Do nothing: all lines are printed."""

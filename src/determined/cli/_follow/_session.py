@@ -14,7 +14,7 @@ from types import FrameType
 
 import typer
 
-from determined import errors, tracking
+from determined import errors, experiment, tracking
 from determined._home import home
 
 from . import _summary
@@ -96,7 +96,7 @@ def follow(experiment_id: int, *, from_start: bool = False) -> int:
 def _show(watch: Watch, signals: _Signals, from_start: bool) -> View:
     """Show one view after the other until it is over, or Ctrl-C."""
     display: Display = LiveDisplay(sys.stdout) if sys.stdout.isatty() else LineDisplay(tell_all=from_start)
-    with display:
+    with contextlib.closing(display):
         while True:
             began = time.process_time()
             view = watch.look()
@@ -115,7 +115,7 @@ def _can_ask() -> bool:
 
 
 def _choose(view: View, signals: _Signals) -> _Choice:
-    """Return what Ctrl-C is to do: what the reader says, or a pause if it comes twice."""
+    """Return the effect of Ctrl-C: what the reader chooses, or a pause if it comes twice."""
     if view.desired is not tracking.Desired.ACTIVE or not _can_ask():
         return _Choice.DETACH
     typer.echo("[d] detach: the experiment keeps running   [p] pause it (or Ctrl-C again)   [Enter] keep following")
@@ -134,10 +134,8 @@ def _meant(said: bytes) -> _Choice:
 
 
 def _pause(experiment_id: int) -> None:
-    from determined.experiment import control
-
     with contextlib.suppress(errors.TrackingException):  # it has ended meanwhile
-        control.pause(experiment_id)
+        experiment.control.pause(experiment_id)
 
 
 def _say_detached(view: View) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from determined import tracking
+from determined import experiment, tracking
 from determined.cli import _output
 from determined.cli._arguments import ExperimentId, ExperimentIds, Follow, Force, Slots, Yes
 from determined.cli._errors import each
@@ -15,9 +15,7 @@ from determined.cli._errors import each
 
 def pause(ids: ExperimentIds, force: Force = False) -> None:
     """Save a checkpoint of every trial and stop; `activate` continues from there."""
-    from determined.experiment import control
-
-    act = functools.partial(control.pause, force=force)
+    act = functools.partial(experiment.control.pause, force=force)
     each(ids, act, "Experiment {0} is pausing; `det experiment activate {0}` continues it.")
 
 
@@ -25,10 +23,9 @@ def activate(ids: ExperimentIds, follow: Follow = False, slots: Slots = None, fo
     """Continue experiments that were paused, or whose runner is gone."""
     if follow and len(ids) > 1:
         raise typer.BadParameter("only one experiment can be followed; leave --follow out, or give one id.")
-    from determined.experiment import control
 
     def act(id: int) -> str:
-        pid = control.activate(id, slots=slots, force=force)
+        pid = experiment.control.activate(id, slots=slots, force=force)
         found = _output.open_records().experiment(id)
         if pid is None:
             return f"is already {found.state.value}."
@@ -44,9 +41,7 @@ def activate(ids: ExperimentIds, follow: Follow = False, slots: Slots = None, fo
 
 def cancel(ids: ExperimentIds, force: Force = False) -> None:
     """Stop experiments; their trials save a last checkpoint."""
-    from determined.experiment import control
-
-    act = functools.partial(control.cancel, force=force)
+    act = functools.partial(experiment.control.cancel, force=force)
     each(
         ids,
         act,
@@ -56,9 +51,7 @@ def cancel(ids: ExperimentIds, force: Force = False) -> None:
 
 def kill(ids: ExperimentIds, force: Force = False) -> None:
     """Stop experiments at once; training since the last checkpoint is lost."""
-    from determined.experiment import control
-
-    act = functools.partial(control.kill, force=force)
+    act = functools.partial(experiment.control.kill, force=force)
     each(ids, act, "Experiment {0} is being killed; `det experiment wait {0}` waits for its end.")
 
 
@@ -67,9 +60,7 @@ def wait(
     timeout: Annotated[float | None, typer.Option(min=0.0, help="Maximum number of seconds to wait.")] = None,
 ) -> None:
     """Wait until an experiment ends; the exit status is 1 if it ends in ERROR."""
-    from determined.experiment import control
-
-    state = control.wait(id, timeout)
+    state = experiment.control.wait(id, timeout)
     typer.echo(f"Experiment {id} is {state.value}.")
     if state is tracking.RunState.ERROR:
         raise typer.Exit(1)
@@ -77,14 +68,12 @@ def wait(
 
 def delete(ids: ExperimentIds, yes: Yes = False, force: Force = False) -> None:
     """Delete experiments with their checkpoints, logs and metrics, permanently."""
-    from determined.experiment import control
-
     records = _output.open_records()
     for id in ids if not yes else ():
         record = records.experiment(id)
         what = f"{record.name} with {record.trial_count} trials and {record.checkpoint_count} checkpoints"
         typer.confirm(f"Delete experiment {id}, {_output.plain(what)}, permanently?", abort=True)
-    each(ids, functools.partial(control.delete, force=force), "Deleted experiment {}.")
+    each(ids, functools.partial(experiment.control.delete, force=force), "Deleted experiment {}.")
 
 
 def watch(id: int, *, from_start: bool = False) -> None:

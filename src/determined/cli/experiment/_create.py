@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from determined import experiment
 from determined.cli import _output
 from determined.cli._arguments import ExperimentId, Follow, Include, Overrides, Slots, complete_experiment
 
@@ -72,18 +73,14 @@ def _refuse(id: int, **given: object) -> None:
 
 
 def _resume(id: int, follow: bool, slots: int | None) -> None:
-    from determined.experiment import control
-
-    control.activate(id, slots=slots)
+    experiment.control.activate(id, slots=slots)
     typer.echo(f"Experiment {id} runs.")
     if follow:
         watch(id)
 
 
 def _loaded(path: pathlib.Path, overrides: list[str] | None) -> ExperimentConfig:
-    from determined.experiment import config as configs
-
-    config = configs.load(path, overrides or ())
+    config = experiment.config.load(path, overrides or ())
     for note in config.notes:
         typer.echo(f"Warning: {_output.plain(note, limit=2000)}", err=True)
     return config
@@ -92,8 +89,6 @@ def _loaded(path: pathlib.Path, overrides: list[str] | None) -> ExperimentConfig
 def _created(
     config: ExperimentConfig, folder: pathlib.Path, includes: Iterable[pathlib.Path], paused: bool, slots: int | None
 ) -> int:
-    from determined import experiment
-
     id = experiment.create(config, folder, includes, paused=paused, slots=slots)
     typer.echo(f"Created experiment {id}, {_output.plain(config.name)} ({config.searcher.name}).")
     if paused:
@@ -102,8 +97,6 @@ def _created(
 
 
 def _start(id: int, follow: bool, slots: int | None) -> None:
-    from determined import experiment
-
     experiment.start(id, slots=slots)
     if follow:
         watch(id, from_start=True)
@@ -117,9 +110,7 @@ def continue_experiment(
     id: ExperimentId, follow: Follow = False, overrides: Overrides = None, slots: Slots = None
 ) -> None:
     """Continue an ended experiment: failed and canceled trials continue from their latest checkpoints."""
-    from determined.experiment import control
-
-    trials = control.continue_experiment(id, slots=slots, overrides=overrides or ())
+    trials = experiment.control.continue_experiment(id, slots=slots, overrides=overrides or ())
     typer.echo(f"Experiment {id} continues with trial {', '.join(map(str, trials))}.")
     if follow:
         watch(id)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from determined import experiment
 from determined.cli import _output
 from determined.cli._arguments import Csv, Json, Overrides
 
@@ -20,12 +21,9 @@ def preview_search(
     csv: Csv = False,
 ) -> None:
     """Show how many trials a search would run, and for how long, without running any."""
-    from determined.experiment import config as configs
-    from determined.experiment.search import preview
-
     format = _output.chosen_format(json, csv)
-    loaded = configs.load(config, overrides or ())
-    shown = preview(loaded.searcher, loaded.hyperparameters, loaded.seed, config.absolute().parent)
+    loaded = experiment.config.load(config, overrides or ())
+    shown = experiment.search.preview(loaded.searcher, loaded.hyperparameters, loaded.seed, config.absolute().parent)
     if format is _output.Format.JSON:
         _output.print_json({**_output.as_data(shown), "training": shown.training})
         return

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from determined import _home, errors
+from determined import _home, errors, experiment
 from determined.cli import _logs, _output, _plot
 from determined.cli._arguments import ExperimentId
 from determined.cli.checkpoint import copy_to
@@ -69,9 +69,7 @@ def download(
     ] = None,
 ) -> None:
     """Copy the best checkpoints of an experiment."""
-    from determined.experiment import best_checkpoints
-
-    for record in best_checkpoints(_output.open_records(), id, top_n, sort_by, smaller_is_better):
+    for record in experiment.best_checkpoints(_output.open_records(), id, top_n, sort_by, smaller_is_better):
         copy_to(record, (output_dir or pathlib.Path("checkpoints")) / record.uuid)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from determined import tracking
+from determined import experiment, tracking
 from determined._text import plain_lines
 from determined.cli import _output
 
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 def try_out(config: ExperimentConfig, folder: pathlib.Path, includes: Iterable[pathlib.Path]) -> None:
     """Train one batch of one trial and print the result; exit status 1 if it failed."""
-    from determined.experiment import first_trial, run_test
-
-    first = first_trial(config, folder)
+    first = experiment.first_trial(config, folder)
     hparams = _output.plain(tracking.encode_json(first.hparams), limit=1000)
     entrypoint = _output.plain(config.entrypoint)
     if config.trial_class:
@@ -33,14 +31,12 @@ def try_out(config: ExperimentConfig, folder: pathlib.Path, includes: Iterable[p
     if (slots := config.resources.slots_per_trial) > 1:
         typer.echo(f"The test runs on one slot; resources.slots_per_trial: {slots} is ignored.")
     began = time.monotonic()
-    result = run_test(config, folder, first, includes)
+    result = experiment.run_test(config, folder, first, includes)
     _print_result(result, time.monotonic() - began)
 
 
 def _print_result(result: TestRun, seconds: float) -> None:
-    from determined.experiment.executors import EndReason
-
-    if result.exit.reason is not EndReason.COMPLETED:
+    if result.exit.reason is not experiment.executors.EndReason.COMPLETED:
         typer.echo(f"Error: the test failed: {plain_lines(result.exit.message, limit=2000)}", err=True)
         raise typer.Exit(1)
     for report in result.reports:
