@@ -12,8 +12,7 @@ from typer.core import TyperGroup
 from determined import errors
 from determined._version import VERSION
 
-from . import _errors, checkpoint, doctor, experiment, model, tensorboard, trial, ui
-from . import gc as gc_command
+from . import _errors, checkpoint, experiment, maintenance, model, tensorboard, trial, ui
 from ._arguments import add
 
 _INTERRUPTED = 130
@@ -79,7 +78,7 @@ def version() -> None:
 
 add(app, experiment.preview_search, "preview-search", example="det preview-search adaptive.yaml")
 add(app, ui.ui, example="det ui --open")
-add(app, gc_command.gc, example="det gc")
-add(app, doctor.doctor, example="det doctor")
-add(app, doctor.backup, example="det backup tracking-monday.db")
+add(app, maintenance.gc, example="det gc")
+add(app, maintenance.doctor, example="det doctor")
+add(app, maintenance.backup, example="det backup tracking-monday.db")
 add(app, version, example="det version")

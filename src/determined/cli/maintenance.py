@@ -1,4 +1,4 @@
-"""`det doctor` and `det backup`: check what is stored in the home folder, and copy the tracking database."""
+"""`det doctor`, `det gc` and `det backup`: check and clean up the home folder, and copy the tracking database."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from determined import _home, errors, storage, tracking
+from determined import _home, errors, experiment, storage, tracking
 from determined.tracking import CheckpointState, Problem
 
 from . import _output
@@ -38,6 +38,26 @@ def doctor(json: Json = False) -> None:
         typer.echo(f"No problems found in {_output.plain(home.path)}.")
 
 
+def gc(
+    store: Annotated[str | None, typer.Argument(help="A checkpoint folder. (default: that of the home folder)")] = None,
+) -> None:
+    """Remove what crashes left behind in checkpoints, the database and new experiments, and expired logs."""
+    from determined.core.checkpoint_gc import mark_missing, record_unrecorded, remove_unlisted
+
+    home = _home.home()
+    folder = storage.store_for(store, home.checkpoints)
+    done = {
+        "incomplete checkpoints removed": folder.clear_leftovers(),
+        "checkpoints added to the database": record_unrecorded(folder, home.database) if home.database.exists() else [],
+        "folders of deleted checkpoints removed": remove_unlisted(folder, home.database),
+        "missing checkpoints marked as deleted": mark_missing(folder, home.database),
+        "incompletely created experiments removed": experiment.control.remove_leftovers(home),
+        "expired logs removed": [str(log) for log in experiment.control.remove_expired_logs(home)],
+    }
+    for what, names in done.items():
+        typer.echo(f"{len(names)} {what}" + "".join(f"\n  {_output.plain(name)}" for name in names))
+
+
 def backup(path: Annotated[pathlib.Path, typer.Argument(help="The new file.", show_default=False)]) -> None:
     """Copy the tracking database into a new file; runs may go on writing to it."""
     tracking.back_up(path, _home.home().database)
@@ -51,12 +71,12 @@ def _file_problems(home: _home.Home) -> Iterator[Problem]:
     tensorboard = home.tensorboards(0).parent
     yield from _orphans("experiment", home.experiments.glob("*"), r"(\d+)", ids)
     yield from _orphans("experiment", tensorboard.glob("experiment-*"), r"experiment-(\d+)", ids)
-    for experiment in experiments:
-        for folder in (home.experiment(experiment.id), home.tensorboards(experiment.id)):
-            yield from _orphans("trial", folder.glob("trial-*"), r"trial-(\d+)", trials.get(experiment.id, ()))
-        if not (experiment.is_local or experiment.state.is_final or home.code(experiment.id).is_dir()):
-            what = f"Experiment {experiment.id} has not ended, but its program ({home.code(experiment.id)}) is gone."
-            yield Problem(what=what, remedy=f"Put the folder back, or run `det experiment kill {experiment.id}`.")
+    for one in experiments:
+        for folder in (home.experiment(one.id), home.tensorboards(one.id)):
+            yield from _orphans("trial", folder.glob("trial-*"), r"trial-(\d+)", trials.get(one.id, ()))
+        if not (one.is_local or one.state.is_final or home.code(one.id).is_dir()):
+            what = f"Experiment {one.id} has not ended, but its program ({home.code(one.id)}) is gone."
+            yield Problem(what=what, remedy=f"Put the folder back, or run `det experiment kill {one.id}`.")
     yield from _checkpoint_problems(home, records)
 
 
