@@ -44,16 +44,14 @@ def find_shim(spec: RunSpec, handle: Handle | None) -> Shim | RunExit:
     if (exit := read_exit(spec)) is not None:
         return exit
     if not spec.files.shim.exists():
-        return RunExit.of(spec, EndReason.KILLED, "before it had begun") if handle is None else _shim_of(handle)
+        if handle is None:
+            return RunExit.of(spec, EndReason.KILLED, "before it had begun")
+        return Shim(RunProcess.from_json(handle))
     try:
         found = read_json(spec.files.shim) or {}
         return Shim(RunProcess.from_json(found), str(found["forkserver"]))
     except (KeyError, TypeError, ValueError):
         return RunExit.of(spec, EndReason.KILLED, f"{spec.files.shim} is damaged, so nobody knows its shim")
-
-
-def _shim_of(handle: Handle) -> Shim:
-    return Shim(RunProcess.from_json(handle))
 
 
 def exit_without_shim(spec: RunSpec, shim: Shim) -> RunExit:
