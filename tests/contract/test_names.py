@@ -30,8 +30,8 @@ NAMES: dict[str, str] = {
     """,
     "determined.storage": """
         MANIFEST_FILE METADATA_FILE Candidate CheckpointStore FolderStore Manifest Retention SavedCheckpoint download
-        errors_naming expired fault_point locate location_in locked open_at read_json read_plain remove_abandoned staged
-        store_for sync_folder
+        errors_naming expired fault_point has_store locate location_in locked open_at read_json read_plain
+        remove_abandoned staged store_for sync_folder
     """,
     "determined.tracking": """
         BestValidation Catalog Changeset CheckpointDeleted CheckpointRecord CheckpointSaved CheckpointState

@@ -7,7 +7,7 @@ from determined.storage._local import FolderStore, errors_naming, sync_folder
 from determined.storage._locks import locked, remove_abandoned
 from determined.storage._manifest import MANIFEST_FILE, Manifest
 from determined.storage._plain import read_json, read_plain
-from determined.storage._registry import locate, location_in, open_at, store_for
+from determined.storage._registry import has_store, locate, location_in, open_at, store_for
 from determined.storage._retention import Candidate, Retention, expired
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "errors_naming",
     "expired",
     "fault_point",
+    "has_store",
     "locate",
     "location_in",
     "locked",

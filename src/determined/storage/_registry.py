@@ -62,6 +62,12 @@ def open_at(location: str) -> SavedCheckpoint:
     return store.open(checkpoint_id)
 
 
+def has_store(section_type: str) -> bool:
+    """Return whether a store makes itself of `checkpoint_storage` sections with this `type`."""
+    _import_stores()
+    return section_type in section_types
+
+
 def _from_section(section: Mapping[str, Any], default: pathlib.Path) -> CheckpointStore:
     kind = section.get("type")
     if kind is None and not set(section) - _RETENTION:

@@ -34,7 +34,7 @@ from determined.experiment.config import (
     parse,
     read,
 )
-from determined.storage import store_for
+from determined.storage import _base, store_for
 
 SMALLEST: dict[str, Any] = {"searcher": {"name": "single", "metric": "loss"}}
 
@@ -351,3 +351,11 @@ def test_reading_configs_needs_no_torch() -> None:
     program = "import sys, determined.experiment.config; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_section_of_a_registered_store_is_passed_on_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_base.section_types, "tape", pytest.fail)
+    section = {"type": "tape", "robot": 3, "save_trial_best": 2}
+    made = from_map({"searcher": {"name": "single", "metric": "loss"}, "checkpoint_storage": section})
+    assert made.to_dict()["checkpoint_storage"] == section | {"save_experiment_best": 0, "save_trial_latest": 1}
+    assert from_map(made.to_dict()) == made

@@ -7,8 +7,10 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
+import pydantic
 from pydantic import Discriminator, Tag
 
+from determined import storage
 from determined.experiment.config._section import Natural, RuleViolation, Section, Text, ignored, key, secret, tagged
 
 _Prefix = Annotated[Text | None, key("Prefix of all file names in the bucket.", "checkpoints")]
@@ -121,19 +123,29 @@ class AzureStorage(_Storage):
             )
 
 
+class RegisteredStorage(_Storage):
+    """Checkpoints are kept by a store that has registered its `type` and has no section here; it checks its keys."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    type: str
+
+
 STORAGES = (SharedFsStorage, DirectoryStorage, GcsStorage, S3Storage, AzureStorage)
-HOME = tagged(tagged("home"))  # no string under `type` can equal it
+HOME = tagged(tagged("home"))  # no string under `type` can equal these two
+_REGISTERED = tagged(tagged("registered"))
 
 
 def _kind(value: Any) -> str | None:
-    if isinstance(value, STORAGES):
-        return tagged(value.type)
-    if not isinstance(value, Mapping | HomeStorage):
+    if not isinstance(value, Mapping | _Storage):
         return None
-    kind = value.get("type") if isinstance(value, Mapping) else None
+    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
     if kind is None:
         return HOME
-    return tagged(kind) if isinstance(kind, str) else None
+    if not isinstance(kind, str):
+        return None
+    is_ours = any(kind == one.model_fields["type"].default for one in STORAGES)
+    return _REGISTERED if not is_ours and storage.has_store(kind) else tagged(kind)
 
 
 CheckpointStorage = Annotated[
@@ -142,7 +154,8 @@ CheckpointStorage = Annotated[
     | Annotated[DirectoryStorage, Tag(tagged("directory"))]
     | Annotated[GcsStorage, Tag(tagged("gcs"))]
     | Annotated[S3Storage, Tag(tagged("s3"))]
-    | Annotated[AzureStorage, Tag(tagged("azure"))],
+    | Annotated[AzureStorage, Tag(tagged("azure"))]
+    | Annotated[RegisteredStorage, Tag(_REGISTERED)],
     Discriminator(_kind),
 ]
 
