@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import time
 from collections.abc import Callable, Iterator
 
 import driving
@@ -93,6 +94,22 @@ def test_hosts_have_slots_of_their_own(slots: tracking.Slots, database: pathlib.
         assert others.take(1, 2, 1, 1, driving.elsewhere()) == [0]
         assert [lease.trial_id for lease in others.held()] == [2], "those of another host cannot be asked"
     assert [lease.trial_id for lease in slots.held()] == [1]
+
+
+def test_a_lease_that_cannot_be_checked_expires_unless_the_runner_renews_it(
+    store: tracking.ExperimentStore, database: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    with tracking.Slots(database, "elsewhere") as slots:
+        slots.take(store.experiment_id, 1, 1, 2, driving.elsewhere())
+        slots.take(store.experiment_id + 1, 2, 1, 2, driving.elsewhere())
+        monkeypatch.setattr(time, "time", lambda: now + 50)
+        store.renew()  # of the first experiment
+        monkeypatch.setattr(time, "time", lambda: now + 150)
+        assert [lease.trial_id for lease in slots.held()] == [1]
+        assert slots.take(store.experiment_id, 3, 1, 2, driving.elsewhere()) == [1]
+        monkeypatch.setattr(time, "time", lambda: now + 300)
+        assert slots.held() == []
 
 
 def test_demands_say_what_living_runners_want_and_hold(

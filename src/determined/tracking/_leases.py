@@ -32,7 +32,7 @@ class Slots(OpenDatabase):
     """Hands out the slots of a host, numbered from 0, to trials. Any thread may use it.
 
     A slot belongs to a trial for as long as the process that holds it lives: whoever asks next frees those of
-    processes that are gone.
+    processes that are gone. Where a process cannot be seen, its lease ends unless the runner renews it with its claim.
     """
 
     def __init__(self, url_or_path: str | pathlib.Path, host: str | None = None) -> None:
@@ -70,7 +70,7 @@ class Slots(OpenDatabase):
             return free
 
     def hand_over(self, trial_id: int, process: RunProcess) -> None:
-        """Let another process hold a trial's slots, such as the keeper of its run: they are free when that is gone."""
+        """Let another process hold a trial's slots, such as the shim of its run: they are free when that is gone."""
         columns = _holding(process)
         with self._writing() as connection:
             connection.execute(sa.update(_LEASES).where(self._of_trial(trial_id)).values(columns))
@@ -131,7 +131,7 @@ def is_living(process: RunProcess) -> bool:
 def _holding(process: RunProcess) -> dict[str, Any]:
     columns = process_columns(process)
     del columns["host"]  # that of the slots
-    return columns
+    return {**columns, "alive_until": time.time() + CLAIMED_FOR_S}
 
 
 def _demand(row: sa.Row[Any], slots: Sequence[int]) -> Demand:
@@ -155,10 +155,14 @@ def claim(connection: sa.Connection, experiment_id: int, process: RunProcess, *,
 
 
 def renew(connection: sa.Connection, experiment_id: int, process: RunProcess) -> None:
-    """Prolong the claim of a process on an experiment; `ConflictException` if it has none any more."""
+    """Prolong the claim of a process on an experiment, and the leases of the slots of its trials.
+
+    `ConflictException` if it has no claim any more.
+    """
     require_claim(connection, experiment_id, process)
     values = {"alive_until": time.time() + CLAIMED_FOR_S}
     update(connection, db.runners, values, db.runners.c.id == experiment_id)
+    connection.execute(sa.update(_LEASES).where(_LEASES.c.experiment_id == experiment_id).values(values))
 
 
 def _require_free(experiment_id: int, holder: RunProcess | None, process: RunProcess) -> None:

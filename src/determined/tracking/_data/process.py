@@ -22,7 +22,7 @@ CLOCK_TOLERANCE_S = 60.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunProcess:
-    """A process on some machine: one that trains, keeps or runs something that is on record.
+    """A process on some machine: one that trains, supervises or runs something that is on record.
 
     Older databases, and systems other than Linux, have no identity: there the host name and the time of the start
     tell, which steps of the clock and new names of the host make wrong.
@@ -33,7 +33,7 @@ class RunProcess:
     host: str  # as socket.gethostname() says; with an identity only for people
     identity: ProcessIdentity | None = None
     alive_until: float | None = dataclasses.field(default=None, compare=False)
-    """Of a runner: the end of its claim unless it renews that; seconds since 1970."""
+    """Of a runner or the holder of a slot: the end of its claim or lease unless that is renewed; seconds since 1970."""
 
     @classmethod
     def current(cls) -> RunProcess:
@@ -73,8 +73,8 @@ class RunProcess:
     def is_gone(self) -> bool:
         """Whether it has ended.
 
-        Other machines and containers cannot be asked: there a runner counts as gone a while after its claim has
-        expired, and other processes never do.
+        Other machines and containers cannot be asked: there a process counts as gone a while after its claim or lease
+        has expired; one without any never does.
         """
         if self.identity is not None:
             return self.identity.is_gone or (not self.is_here and self._has_expired)

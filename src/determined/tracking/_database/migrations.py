@@ -19,8 +19,8 @@ VERSION = 6
 """The version of the schema that this program writes.
 
 1: experiments, trials, metrics and checkpoints. 2: checksums and counts of rows. 3: managed experiments, slots and
-models. 4: identities of processes. 5: claims that expire. 6: no checksums and counts of
-rows any more, scores of all validations.
+models. 4: identities of processes. 5: claims that expire. 6: no checksums and counts of rows any more, scores of all
+validations, leases that expire.
 """
 
 

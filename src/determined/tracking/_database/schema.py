@@ -265,6 +265,7 @@ leases = sa.Table(
     sa.Column("process_started", Float, nullable=False),
     sa.Column("since", Float, nullable=False),
     _identity(),
+    sa.Column("alive_until", Float),
 )
 
 models = sa.Table(
