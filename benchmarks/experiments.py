@@ -110,12 +110,12 @@ def busy(lab: Experiments, slots: int, seconds: float) -> None:
     control.kill(id, lab.home)
     control.wait(id, 60, lab.home)
     delays = []
-    with lab.ledger(id) as ledger:
-        for trial in ledger.trials():
+    with lab.store(id) as store:
+        for trial in store.trials():
             reports = lab.records.metrics(trial.id, "validation")
             if trial.state is RunState.COMPLETED and reports[-1].metrics["batches"] < LONGEST:  # it was stopped
                 decisive = next(report for report in reports if report.metrics["batches"] >= LONGEST // DIVISOR)
-                delays.append((ledger.runs(trial.id)[-1].ended or 0.0) - decisive.time)
+                delays.append((store.runs(trial.id)[-1].ended or 0.0) - decisive.time)
     print(f"busy trials on {slots} slots: the runner takes {share * 100:.1f} % of a core")
     print(
         f"  from a deciding validation to the end of the trial, with its checkpoint: median "
