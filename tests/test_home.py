@@ -49,7 +49,7 @@ def test_asking_for_the_home_folder_creates_nothing(tmp_path: pathlib.Path) -> N
 def test_everything_is_below_the_home_folder() -> None:
     here = home()
     places = [here.database, here.checkpoints, here.tensorboard(1, 2), here.unattached_tensorboard]
-    places += [here.code(1), here.runner_log(1), here.trial(1, 2), here.run(1, 2, 3).path, here.run(1, 2, 3).end]
+    places += [here.code(1), here.runner_log(1), here.trial(1, 2), here.run(1, 2, 3).path, here.run(1, 2, 3).exit]
     assert all(place.is_relative_to(here.path) for place in places)
     assert len(set(places)) == len(places)
 
