@@ -289,6 +289,14 @@ def test_a_run_is_recorded_from_its_start_to_its_end(
     assert reader.runs(id) == [run]
 
 
+def test_the_handle_of_any_executor_comes_back_as_it_was(store: tracking.ExperimentStore) -> None:
+    add_trials(store)
+    handle = {"actor": "run-1.1", "nodes": ["a", {"b": 2}], "attempt": 3}
+    store.commit(Changeset(trial_changes=[tracking.TrialChange(trial_id=1, handle=handle)]))
+    (run,) = store.runs(1)
+    assert (run.handle, run.process, store.trials()[0].process) == (handle, None, None)
+
+
 def test_a_new_run_has_no_process_until_it_is_told(store: tracking.ExperimentStore) -> None:
     add_trials(store)
     store.commit(

@@ -89,15 +89,18 @@ def _of_trial(change: TrialChange) -> dict[str, Any]:
     """Return the columns of the trial that a change is about."""
     changes = _given(reason=change.reason, run_id=change.run_id, restarts=change.restarts)
     if change.handle is not None or change.run_id is not None:
-        changes |= _handle_columns(change.handle)
+        changes |= process_columns(_process_in(change.handle))
     if change.clears_request:
         changes["requested"] = None
     return changes | _state(change.state, change.ended)
 
 
-def _handle_columns(handle: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the columns that name the process of a run, or that none is known."""
-    return process_columns(None if handle is None else RunProcess.from_json(handle))
+def _process_in(handle: Mapping[str, Any] | None) -> RunProcess | None:
+    """Return the process that a handle names; None if there is no handle, or it is of another kind of executor."""
+    try:
+        return RunProcess.from_json(handle or {})
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -120,13 +123,13 @@ def _begin_run(connection: sa.Connection, change: TrialChange, run_id: int, last
     start = change.started_from_step
     steps = {"started_from_step": start, "reported_steps": start}
     values = {"trial_id": change.trial_id, "run_id": run_id, "started": time.time(), **steps}
-    connection.execute(sa.insert(db.runs), {**values, **_handle_columns(change.handle), **_of_run(change)})
+    connection.execute(sa.insert(db.runs), {**values, **process_columns(None), **_of_run(change)})
 
 
 def _of_run(change: TrialChange) -> dict[str, Any]:
     """Return the columns of the trial's latest run that a change is about."""
-    process = {} if change.handle is None else _handle_columns(change.handle)
-    return process | _given(ended=change.run_ended, reason=change.run_reason)
+    process = {} if change.handle is None else process_columns(_process_in(change.handle))
+    return process | _given(handle=change.handle, ended=change.run_ended, reason=change.run_reason)
 
 
 def _change_experiment(connection: sa.Connection, id: int, change: ExperimentChange) -> None:

@@ -179,7 +179,13 @@ def _trial(
 def runs(connection: sa.Connection, trial_id: int) -> list[RunRecord]:
     """Return the runs of a trial, the first one first."""
     query = sa.select(db.runs).where(db.runs.c.trial_id == trial_id).order_by(db.runs.c.run_id)
-    return [fill(RunRecord, row, process=process_of(row)) for row in connection.execute(query)]
+    return [_run(row) for row in connection.execute(query)]
+
+
+def _run(row: sa.Row[Any]) -> RunRecord:
+    process = process_of(row)
+    of_process = None if process is None else process.to_json()  # up to version 5 there is no handle beside it
+    return fill(RunRecord, row, process=process, handle=of_process if row.handle is None else row.handle)
 
 
 # Reports

@@ -95,9 +95,9 @@ class TrialChange:
 
     `run_id` begins a run and must be the trial's last one plus 1, the first being 1. `started_from_step` is of the
     checkpoint that the run is given to start from: what earlier runs reported after it is superseded, unless the run
-    itself says by `Continued` that it started elsewhere. `handle` is what the executor of the run finds it by: for runs
-    on this machine a process, as `RunProcess.to_json` returns it. `ended` is of the trial; a final state without one
-    ends it now. `run_ended` and `run_reason` are of its latest run.
+    itself says by `Continued` that it started elsewhere. `handle` is what the executor of the run finds it by, any JSON
+    mapping; one as `RunProcess.to_json` returns it, as of runs on this machine, also names the process of the run.
+    `ended` is of the trial; a final state without one ends it now. `run_ended` and `run_reason` are of its latest run.
     """
 
     trial_id: int
@@ -205,11 +205,7 @@ class RunRecord:
     reason: str | None
     outcome: RunState | None
     outcome_reason: str | None
-
-    @property
-    def handle(self) -> Mapping[str, Any] | None:
-        """What the executor of the run finds it by; None if that was never stored."""
-        return None if self.process is None else self.process.to_json()
+    handle: Mapping[str, Any] | None  # what the executor of the run finds it by, once that is known
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

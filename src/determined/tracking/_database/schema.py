@@ -239,6 +239,7 @@ runs = sa.Table(
     sa.Column("outcome", _choice(RunState)),
     sa.Column("outcome_reason", Text),
     _identity(),
+    sa.Column("handle", Document),
     sa.UniqueConstraint("trial_id", "run_id"),
 )
 
