@@ -12,6 +12,7 @@ from determined.processes._linux import (
     children,
     end_with_parent,
     missing_guarantees,
+    outlive_parent,
     set_name,
     use_huge_pages,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "children",
     "end_with_parent",
     "missing_guarantees",
+    "outlive_parent",
     "prefixed",
     "reset_signals",
     "set_name",

@@ -38,6 +38,11 @@ def end_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def outlive_parent() -> None:
+    """Undo `end_with_parent`."""
+    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(0))
+
+
 def adopt_orphans() -> None:
     """Become the parent of every process further down whose own parent has ended."""
     _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))

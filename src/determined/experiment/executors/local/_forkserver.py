@@ -31,6 +31,8 @@ from determined.processes import (
     adopt_orphans,
     call_arguments,
     children,
+    end_with_parent,
+    outlive_parent,
     reset_signals,
     set_name,
     signals_blocked,
@@ -64,7 +66,7 @@ class ForkServer:
         self.control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", *call_arguments(__name__, str(theirs.fileno()), *libraries)],
+                [sys.executable, "-u", *call_arguments(__name__, str(theirs.fileno()), str(os.getpid()), *libraries)],
                 env={**self.environment, **_NO_CUDA, FORKSERVER_VARIABLE: self.token},
                 cwd="/",
                 stdin=subprocess.DEVNULL,
@@ -102,8 +104,9 @@ class ForkServer:
 class _Server:
     """Forks a shim for each request, until nobody can send any more and all shims have ended."""
 
-    def __init__(self, control: socket.socket, libraries: Sequence[str]) -> None:
+    def __init__(self, control: socket.socket, parent: int, libraries: Sequence[str]) -> None:
         self._control = control
+        self._parent = parent
         self._libraries = libraries
         self._events = EventLoop()
         self._events.watch(control, self._on_request)
@@ -126,7 +129,9 @@ class _Server:
             return
         self._class_runs += kind == _CLASS
         if kind == _CLASS and self._class_runs == 1:
+            end_with_parent(self._parent)  # which it could not notice during the imports
             _import_libraries(self._libraries)
+            outlive_parent()
         self._fork(socket.socket(fileno=fds[0]))
         if kind == _CLASS and self._class_runs == _HUGE_PAGES_AFTER:
             use_huge_pages()
@@ -202,10 +207,10 @@ def _import_libraries(libraries: Sequence[str]) -> None:
     gc.freeze()  # memory that nobody writes to stays shared
 
 
-def main(control: str, *libraries: str) -> None:
-    """Serve whoever holds the other end of the socket with this number."""
+def main(control: str, parent: str, *libraries: str) -> None:
+    """Serve the process `parent`, which holds the other end of the socket with this number."""
     sys.path[:] = [entry for entry in sys.path if entry]  # not this process's working folder
     set_name("det-forkserver")
     adopt_orphans()
-    _Server(socket.socket(fileno=int(control)), libraries).run()
+    _Server(socket.socket(fileno=int(control)), int(parent), libraries).run()
     os._exit(0)  # there is nothing to take apart that would not go with the process
