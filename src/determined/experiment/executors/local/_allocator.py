@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from determined.experiment.executors._base import Device, Handle, Placement
 from determined.experiment.executors.local._machine import Machine
-from determined.tracking import Demand, RunProcess, Slots
+from determined.tracking import Demand, RunProcess
+
+if TYPE_CHECKING:
+    from determined.tracking import Slots
 
 DEFAULT_PRIORITY = 42
 """The priority of an experiment that sets none; 1 comes before 99."""
