@@ -52,8 +52,8 @@ def test_an_experiment_whose_runner_was_killed_shows_it_and_goes_on(lab: Lab) ->
 @pytest.mark.thorough
 def test_an_experiment_of_a_machine_that_is_gone_is_taken_over_by_force(lab: Lab) -> None:
     id = lab.create("--paused")
-    with tracking.ExperimentStore.open(lab.home / "tracking.db", id) as ledger:
-        ledger.claim(tracking.RunProcess(pid=4242, host="elsewhere"))
+    with tracking.ExperimentStore.open(lab.home / "tracking.db", id) as store:
+        store.claim(tracking.RunProcess(pid=4242, host="elsewhere"))
     refused = lab.det("e", "delete", id, "--yes")
     assert (refused.exit_code, "process 4242 on 'elsewhere'" in refused.stderr) == (1, True)
     assert "--force" in refused.stderr
@@ -120,12 +120,12 @@ def test_a_trial_is_killed_and_its_experiment_goes_on(lab: Lab) -> None:
 
 def test_a_trial_that_nobody_drives_is_not_called_killed(lab: Lab) -> None:
     id = lab.create("--paused")
-    with tracking.ExperimentStore.open(lab.home / "tracking.db", id) as ledger:
-        ledger.claim()
+    with tracking.ExperimentStore.open(lab.home / "tracking.db", id) as store:
+        store.claim()
         new = tracking.NewTrial(request_id="a", hparams={}, seed=1, entrypoint="train.py")
-        (trial_id,) = ledger.commit(tracking.Changeset(new_trials=[new]))
+        (trial_id,) = store.commit(tracking.Changeset(new_trials=[new]))
         assert "is being killed" in lab.succeeds("t", "kill", trial_id)
-        ledger.release()
+        store.release()
     said = lab.succeeds("t", "kill", trial_id)
     assert "is being killed" not in said
     assert f"`det experiment activate {id}`" in said

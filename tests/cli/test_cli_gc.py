@@ -153,11 +153,11 @@ def test_hostile_names_are_printed_as_text(det: Det, store: storage.FolderStore)
 def test_logs_that_were_kept_long_enough_are_removed(det: Det, home: pathlib.Path) -> None:
     config = {"retention_policy": {"log_retention_days": 0}}
     description = tracking.ExperimentDescription(name="old", config=config)
-    with tracking.ExperimentStore.create(home / "tracking.db", description) as ledger:
-        ledger.claim()
+    with tracking.ExperimentStore.create(home / "tracking.db", description) as store:
+        store.claim()
         ended = tracking.ExperimentChange(state=tracking.RunState.COMPLETED)
-        ledger.commit(tracking.Changeset(experiment_change=ended))
-        ledger.release()
+        store.commit(tracking.Changeset(experiment_change=ended))
+        store.release()
     log = home / "experiments" / "1" / "runner.log"
     log.parent.mkdir(parents=True)
     log.write_text("words\n")

@@ -107,10 +107,10 @@ def test_a_trial_of_an_experiment_whose_database_goes_does_not_end_in_silence(mo
     first_run = tracking.TrialChange(trial_id=1, run_id=1, started_from_step=0)
     with tracking.ExperimentStore.create(
         home().database, tracking.ExperimentDescription(name="search", config={})
-    ) as ledger:
-        ledger.claim()
-        ledger.commit(tracking.Changeset(new_trials=[new_trial]))
-        ledger.commit(tracking.Changeset(trial_changes=[first_run]))
+    ) as store:
+        store.claim()
+        store.commit(tracking.Changeset(new_trials=[new_trial]))
+        store.commit(tracking.Changeset(trial_changes=[first_run]))
     trial = determined.TrialInfo(trial_id=1, experiment_id=1, trial_seed=1, hparams={}, _config={}, _trial_run_id=1)
     for name, value in determined.ClusterInfo(trial=trial).to_environment().items():
         monkeypatch.setenv(name, value)

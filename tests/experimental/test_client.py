@@ -533,8 +533,8 @@ def test_a_paused_experiment_waits_for_its_activation(tmp_path: pathlib.Path) ->
     with pytest.warns(UserWarning, match=r"environment\.image"):
         experiment = client.create_experiment(path, paused=True)
     assert experiment.state is ExperimentState.PAUSED
-    with ExperimentStore.open(pathlib.Path(tmp_path / "det-home" / "tracking.db"), experiment.id) as ledger:
-        assert ledger.runner() is None
+    with ExperimentStore.open(pathlib.Path(tmp_path / "det-home" / "tracking.db"), experiment.id) as store:
+        assert store.runner() is None
     experiment.activate()
     assert experiment.wait(timeout=60) is ExperimentState.COMPLETED
 

@@ -73,18 +73,18 @@ class Site:
         """Record an experiment whose trial `n` has the loss `n / step`; returns its id."""
         chosen = hparams or [{"lr": 10.0**-i, "net": {"width": 8}} for i in range(1, trials + 1)]
         description = tracking.ExperimentDescription(name=name, config=CONFIG | {"name": name})
-        with tracking.ExperimentStore.create(self.home.database, description) as ledger:
+        with tracking.ExperimentStore.create(self.home.database, description) as store:
             new = [
                 tracking.NewTrial(request_id=str(number), hparams=one, seed=number, entrypoint="x:Y")
                 for number, one in enumerate(chosen, 1)
             ]
-            ledger.claim()
-            ids = ledger.commit(tracking.Changeset(new_trials=new))
-            ledger.commit(tracking.Changeset(trial_changes=[tracking.TrialChange(trial_id=id, run_id=1) for id in ids]))
+            store.claim()
+            ids = store.commit(tracking.Changeset(new_trials=new))
+            store.commit(tracking.Changeset(trial_changes=[tracking.TrialChange(trial_id=id, run_id=1) for id in ids]))
             for number, id in enumerate(ids, 1):
-                self.report(ledger.experiment_id, id, *((step, number / step) for step in range(1, reports + 1)))
-            ledger.release()
-            return ledger.experiment_id
+                self.report(store.experiment_id, id, *((step, number / step) for step in range(1, reports + 1)))
+            store.release()
+            return store.experiment_id
 
     def report(self, experiment_id: int, trial_id: int, *losses: tuple[int, float]) -> None:
         with tracking.TrialWriter.attach(self.home.database, experiment_id, trial_id, 1) as recorder:

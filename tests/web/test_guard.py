@@ -149,14 +149,14 @@ def test_buttons_offer_what_can_be_done(site: Site) -> None:
         return re.findall(rf'data-post="/experiments/{id}/([a-z]+)"', site.ask(f"/experiments/{id}").text)
 
     assert offered() == ["activate", "cancel", "kill"]  # nobody drives it
-    with tracking.ExperimentStore.open(site.home.database, id) as ledger:
-        ledger.claim()
+    with tracking.ExperimentStore.open(site.home.database, id) as store:
+        store.claim()
         assert offered() == ["pause", "cancel", "kill"]
-        ledger.ask(desired=tracking.Desired.PAUSED)
+        store.ask(desired=tracking.Desired.PAUSED)
         assert offered() == ["activate", "cancel", "kill"]
-        ledger.ask(desired=tracking.Desired.CANCELED)
+        store.ask(desired=tracking.Desired.CANCELED)
         assert offered() == ["kill"]
-        ledger.release()
+        store.release()
 
 
 def test_pause_button_pauses(site: Site) -> None:

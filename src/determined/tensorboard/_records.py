@@ -31,7 +31,7 @@ _HEADER = 12  # bytes before the payload: length and its CRC
 _WALL_TIME_AT = _HEADER + 1
 _STEP_AT = _WALL_TIME_AT + 8 + 1
 _LARGEST_STEP = np.iinfo(np.int64).max
-_LONGEST_TAG = 1000  # characters; what the CRC of a tag takes grows with its length
+_MAX_TAG = 1000  # characters; what the CRC of a tag takes grows with its length
 # The smallest step whose varint takes 2, 3, ... 9 bytes.
 _LONGER_FROM = np.array([1 << 7 * length for length in range(1, 9)], dtype=np.int64)
 
@@ -58,7 +58,7 @@ def scalar_records(name: str, steps: Numbers, values: Numbers, wall_times: Numbe
             f"{numbers.shape} and {times.shape}; pass three flat sequences of one length."
         )
     # A lone surrogate cannot be UTF-8; an odd metric name should be legible, not end a training.
-    tag = bounded(name, _LONGEST_TAG).encode(errors="backslashreplace")
+    tag = bounded(name, _MAX_TAG).encode(errors="backslashreplace")
     return b"".join(
         _rows(_layout(tag, length), step_numbers[part], numbers[part], times[part])
         for length, part in _runs(step_numbers)

@@ -11,9 +11,9 @@ from determined.experiment.curves import arrange, drawable, is_drawn
 from determined.tracking import MetricReport, TrialRecord, is_comparable
 
 _TRIALS = 40
-"""Of so many trials, the best ones, curves are drawn."""
+"""The number of trials, the best ones, whose curves are drawn."""
 _POINTS = 1000
-_LONGEST = 200
+_MAX_NAME = 200
 """Characters of a name or a value; others could be as long as a program likes."""
 _AXES = ("batches", "epochs", "seconds")
 _TITLES = {"batches": "batches trained", "epochs": "epochs trained", "seconds": "seconds since the start"}
@@ -61,7 +61,7 @@ def over_hyperparameter(
 def _places(values: Sequence[Any]) -> list[float] | list[str]:
     """Return values for an axis: all numbers, or else all texts."""
     numbers = [drawable(value) if is_drawn("", value) else math.nan for value in values]
-    return [_text.plain(value, _LONGEST) for value in values] if any(map(math.isnan, numbers)) else numbers
+    return [_text.plain(value, _MAX_NAME) for value in values] if any(map(math.isnan, numbers)) else numbers
 
 
 def _kind(places: Sequence[float] | Sequence[str]) -> str:
@@ -108,7 +108,7 @@ def _place(report: MetricReport, axis: str, started: float) -> float:
 
 
 def _short(name: str) -> str:
-    return _text.bounded(name, _LONGEST)
+    return _text.bounded(name, _MAX_NAME)
 
 
 def _chosen(wanted: str | None, offered: Sequence[str]) -> str:

@@ -25,8 +25,8 @@ from determined.web._cache import Cache
 _PER_PAGE = 100
 _CHECKPOINTS = 20
 _LOG_LINES = 200
-_LONGEST_LINE = 2000
-_LONGEST_NAME = 200
+_MAX_LINE = 2000
+_MAX_NAME = 200
 _FRESH = 10.0
 """Seconds after which the record is read again in any case: two changes at the same moment could look like one."""
 
@@ -163,12 +163,12 @@ class Pages:
         return [[*facts, *names], *rows]
 
     def _experiment(self, id: int) -> _Experiment:
-        return self._experiments.get(id, self._moment())
+        return self._experiments.get(id, self._version())
 
     def _trial(self, id: int) -> _Trial:
-        return self._trials.get(id, self._moment())
+        return self._trials.get(id, self._version())
 
-    def _moment(self) -> Hashable:
+    def _version(self) -> Hashable:
         return self._records.marker(), time.monotonic() // _FRESH
 
     def _read_experiment(self, id: int) -> _Experiment:
@@ -190,7 +190,7 @@ class Pages:
         if trial.request_id is None:
             return []
         lines = read_logs(self._home.trial(trial.experiment_id, trial.id), tail=_LOG_LINES)
-        return [line._replace(text=_text.plain(wording.clean(line.text), _LONGEST_LINE)) for line in lines]
+        return [line._replace(text=_text.plain(wording.clean(line.text), _MAX_LINE)) for line in lines]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -279,7 +279,7 @@ def _comparable(value: Any) -> tuple[bool, float, str]:
 
 def _hparam_column(name: str) -> str:
     """Return how the address of a page calls a hyperparameter, which may have the name of another column."""
-    return f"hparam {_text.bounded(name, _LONGEST_NAME)}"
+    return f"hparam {_text.bounded(name, _MAX_NAME)}"
 
 
 def _actions(experiment: ExperimentRecord) -> list[tuple[str, str]]:
@@ -314,6 +314,6 @@ def _page_number(query: Query) -> int:
 
 
 def _link(query: Query, **changes: str) -> str:
-    """Return the address of the same page with some things chosen otherwise; sorted anew, it is its first page."""
+    """Return the address of the same page with some things changed; another order starts at its first page."""
     kept = {name: value for name, value in query.items() if name not in ("page", "token")}
     return "?" + urllib.parse.urlencode(kept | changes, errors="backslashreplace")

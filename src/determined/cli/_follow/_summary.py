@@ -14,7 +14,7 @@ from determined.cli import _output
 from ._screen import hparams_text
 from ._view import View
 
-_MOST_TRIALS = 20
+_MAX_TRIALS = 20
 
 
 def conclude(view: View, home: Home) -> int:
@@ -36,7 +36,7 @@ def _print_trials(view: View) -> None:
     if not view.trials:
         return
     ranked, names = view.ranked(), view.varying
-    rows = [_row(view, trial.id, names) for trial in ranked[:_MOST_TRIALS]]
+    rows = [_row(view, trial.id, names) for trial in ranked[:_MAX_TRIALS]]
     left = len(ranked) - len(rows)
     title = f"The best {len(rows)} of {len(ranked)} trials" if left else "Trials"
     _output.print_table(("trial", "state", "step", f"best {view.metric}", *names), rows, title=title)

@@ -1,4 +1,4 @@
-"""What is shown of an experiment at one moment."""
+"""The state of an experiment that is shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrialView:
-    """A trial, with what its validations have told."""
+    """A trial, with the results of its validations."""
 
     id: int
     request_id: str

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from determined.experiment.search import Rung
 
 _LOG_LINES = 6
-_MOST_LOGS = 16
+_MAX_LOGS = 16
 """The most trials whose output is read."""
 _GRACE = 1.0
 """Seconds that another runner may take to follow one."""
@@ -37,12 +37,12 @@ class Watch:
         self._id = experiment_id
         record = tracking.TrackingReader(home.database).experiment(experiment_id)
         with contextlib.ExitStack() as stack:
-            self._ledger = stack.enter_context(tracking.ExperimentStore.open(home.database, experiment_id))
+            self._store = stack.enter_context(tracking.ExperimentStore.open(home.database, experiment_id))
             self._slots = stack.enter_context(tracking.Slots(home.database))
             self._opened = stack.pop_all()
         self._name = record.name
         self._config = configs.from_map(record.config or {})
-        self._searching = self._open_search()
+        self._search = self._open_search()
         self._last_report = 0
         self._latest: dict[int, tuple[int, float | None]] = {}
         self._best: dict[int, float | None] = {}
@@ -57,15 +57,15 @@ class Watch:
 
         if getattr(self._config.searcher, "time_metric", None) is None:
             return None
-        return SearchReplay(self._config, self._ledger, self._home.code(self._id))
+        return SearchReplay(self._config, self._store, self._home.code(self._id))
 
     def look(self) -> View:
         """Return how the experiment stands."""
         has_runner = self._has_runner()  # first: what one that is gone has left does not change any more
         news: Sequence[tracking.Validation] = ()
-        if self._ledger.changed():
+        if self._store.changed():
             news = self._read()
-        control, leases = self._ledger.control(), self._slots.held()
+        control, leases = self._store.control(), self._slots.held()
         own = {lease.trial_id for lease in leases if lease.experiment_id == self._id}
         searcher = self._config.searcher
         return View(
@@ -91,27 +91,27 @@ class Watch:
         )
 
     def _has_runner(self) -> bool:
-        runner = self._ledger.runner()
+        runner = self._store.runner()
         if runner is not None and not runner.is_gone:
             self._alone_since = None
             return True
-        if self._ledger.control().state.is_final:
+        if self._store.control().state.is_final:
             return False
         self._alone_since = self._alone_since or time.monotonic()
         return time.monotonic() - self._alone_since < _GRACE
 
     def _read(self) -> list[tracking.Validation]:
         """Read what has changed, and return the validations that are new."""
-        news = list(self._ledger.new_validations(self._last_report))
+        news = list(self._store.new_validations(self._last_report))
         for report in news:
             self._last_report = report.id
             self._note(report)
-        before, self._entries = self._entries, self._ledger.trials()
+        before, self._entries = self._entries, self._store.trials()
         begun = set(_runs(self._entries)) - set(_runs(before))  # what earlier runs reported may count no more
         self._read_best({report.trial_id for report in news} | {trial_id for trial_id, _ in begun})
-        if self._searching is not None:
-            self._searching.catch_up(self._ledger)
-            self._rungs = self._searching.rungs()
+        if self._search is not None:
+            self._search.catch_up(self._store)
+            self._rungs = self._search.rungs()
         return news
 
     def _note(self, report: tracking.Validation) -> None:
@@ -120,9 +120,9 @@ class Watch:
         self._latest[report.trial_id] = report.steps_completed, number
 
     def _read_best(self, trial_ids: Iterable[int]) -> None:
-        best = {id: self._ledger.best(id) for id in trial_ids}
+        best = {id: self._store.best(id) for id in trial_ids}
         if best:
-            self._top = self._ledger.best()
+            self._top = self._store.best()
         metric = self._config.searcher.metric
         self._best |= {id: None if one is None else float(one.metrics[metric]) for id, one in best.items()}
 
@@ -150,7 +150,7 @@ class Watch:
         from determined.experiment.executors import read_logs
 
         found: list[tuple[int, LogLine]] = []
-        for id in list(running)[:_MOST_LOGS]:
+        for id in list(running)[:_MAX_LOGS]:
             with contextlib.suppress(OSError):  # they may be deleted meanwhile
                 folder = self._home.trial(self._id, id)
                 found += [(id, line) for line in read_logs(folder, tail=_LOG_LINES)]

@@ -78,9 +78,9 @@ def set_priority(id: ExperimentId, priority: NumberOrNone) -> None:
 
 
 def _ask(id: int, **limits: int | None) -> None:
-    with tracking.ExperimentStore.open(_home.home().database, id) as ledger:
+    with tracking.ExperimentStore.open(_home.home().database, id) as store:
         arguments: dict[str, Any] = limits
-        ledger.ask(**arguments)
+        store.ask(**arguments)
 
 
 def _number(text: str, smallest: int, largest: int | None) -> int | None:
