@@ -110,6 +110,8 @@ def torture(folder: pathlib.Path, search: str, kills: int, seed: int) -> bool:
             if lab.state(id) is not RunState.COMPLETED or compared(lab, id, search) != expected:
                 differences += 1
                 print(f"round {rounds} ended as {lab.state(id)}:\n{compared(lab, id, search)}\nnot\n{expected}")
+                for trial in lab.records.trials(id):
+                    print(f"trial {trial.id} is {trial.state}: {[run.reason for run in lab.records.runs(trial.id)]}")
     print(
         f"{search}: {done} kills in {rounds} searches, {differences} differences; "
         f"nothing of a killed runner lived longer than {longest:.1f} s",
