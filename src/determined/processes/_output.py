@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import os
 import re
 import time
@@ -46,7 +47,7 @@ def prefixed(prefix: bytes, lines: Iterable[bytes]) -> bytes:
     return b"".join(prefix + line + (b"" if line.endswith((b"\r", b"\n")) else b"\n") for line in lines)
 
 
-class Output:
+class Output(abc.ABC):
     """One stream of a child, from its pipe to wherever a subclass writes it."""
 
     def __init__(self, pipe: int) -> None:
@@ -58,9 +59,9 @@ class Output:
         self.blamed: int | None = None
         """The rank because of which this one says it ends."""
 
+    @abc.abstractmethod
     def write(self, lines: list[bytes]) -> None:
         """Store or show complete lines."""
-        raise NotImplementedError
 
     def write_last(self, lines: list[bytes]) -> None:
         """Store or show the last line, which had no end, if there is one."""
