@@ -18,6 +18,8 @@ from determined.launch._supervisor import say
 from determined.processes import call_arguments
 
 GRACE_PERIOD_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+PORT_VARIABLE = "DET_CHIEF_PORT"
+"""Tells the launchers of a run on several machines at which port of the first one they meet."""
 _GRACE_PERIOD_S = 3600
 _SCRIPT = "script.py"  # stands for it where only options are read
 _FIRST_PORT = 20_000
@@ -120,9 +122,13 @@ def _of_runner(info: ClusterInfo) -> dict[str, Any]:
         "nnodes": str(len(info.container_addrs)),
         "node_rank": info.container_rank,
         "master_addr": info.container_addrs[0],
-        # Trainings that share a machine need ports of their own.
-        "master_port": _FIRST_PORT + zlib.crc32(info.allocation_id.encode()) % _PORTS,
+        "master_port": int(os.environ.get(PORT_VARIABLE) or _port_of(info)),
     }
+
+
+def _port_of(info: ClusterInfo) -> int:
+    """Return a port where the machines of a run meet; trainings that share a machine need ports of their own."""
+    return _FIRST_PORT + zlib.crc32(info.allocation_id.encode()) % _PORTS
 
 
 def _of_slurm(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from determined.experiment.executors._base import (
     Executor,
     Handle,
     Placement,
+    RankGroup,
     RunExit,
     RunSpec,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "LogLine",
     "Machine",
     "Placement",
+    "RankGroup",
     "RunExit",
     "RunSpec",
     "follow_logs",

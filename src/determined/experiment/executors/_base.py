@@ -18,6 +18,25 @@ Handle: TypeAlias = Mapping[str, Any]
 Placement: TypeAlias = Mapping[str, Any]
 """Where a run may run: JSON from an allocator that means something to its executor only."""
 
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankGroup:
+    """The ranks of a run on one of several machines. An executor starts each group as a run of its own there."""
+
+    number: int
+    """Of the machine; that with number 0 has rank 0."""
+    sizes: list[int]
+    """The ranks on each machine."""
+    addresses: list[str]
+    """Of the machines."""
+    port: int
+    """Where the ranks meet, on the first machine."""
+
+    @property
+    def first_rank(self) -> int:
+        return sum(self.sizes[: self.number])
+
+
 STARTUP_HOOK = "startup-hook.sh"
 """A script of the program that bash runs before each run of a trial."""
 
@@ -42,6 +61,8 @@ class RunSpec:
     """Processes of a class entrypoint; a script is started once and starts its ranks itself."""
     placement: Placement = dataclasses.field(default_factory=dict)
     """What the allocator gave; an executor of another kind leaves out what it does not know."""
+    group: RankGroup | None = None
+    """Which ranks these are, if the run is on several machines; `ranks` counts them."""
     grace_period: float = 3600.0
     """Seconds from a request to stop to the kill."""
     patterns: list[str] = dataclasses.field(default_factory=list)
@@ -63,13 +84,15 @@ class RunSpec:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON mapping that `from_json` reads back."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return fields | {"code": str(self.code.absolute()), "folder": str(self.folder.absolute())}
+        group = None if self.group is None else dataclasses.asdict(self.group)
+        return fields | {"code": str(self.code.absolute()), "folder": str(self.folder.absolute()), "group": group}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Return what `to_json` was called on."""
         paths = {name: pathlib.Path(value[name]) for name in ("code", "folder")}
-        return cls(**{**value, **paths})
+        group = value.get("group")
+        return cls(**{**value, **paths, "group": None if group is None else RankGroup(**group)})
 
 
 class EndReason(enum.Enum):
@@ -85,6 +108,8 @@ class EndReason(enum.Enum):
     """By its executor, on request or after the grace period; or together with the process that supervised it."""
     INVALID_HP = "INVALID_HP"
     """Because the trial gave up on its hyperparameters."""
+    LOST = "LOST"
+    """Together with its machine, which is no failure of the trial."""
     NOT_STARTED = "NOT_STARTED"
     """Before any training: the entrypoint cannot be run."""
 
@@ -102,6 +127,8 @@ class RunExit:
     """The exit status of the rank that failed first, by the convention of shells; None if unknown."""
     last_lines: tuple[str, ...] = ()
     """The end of that rank's error output."""
+    blamed: int | None = None
+    """The rank because of which that rank failed, as it said itself."""
     matches: dict[str, str] = dataclasses.field(default_factory=dict)
     """The patterns that were found in the output, with the first line for each."""
     runner_gone: bool = False

@@ -69,7 +69,7 @@ def command_of(spec: RunSpec) -> list[str]:
         return list(spec.entrypoint)
     if not spec.is_class:
         return ["/bin/sh", "-c", spec.entrypoint]
-    if spec.ranks == 1:
+    if spec.ranks == 1 and spec.group is None:
         return [sys.executable, "-m", HARNESS, "--trial", spec.entrypoint]
     ranks = ["--nproc-per-node", str(spec.ranks)]
     return [sys.executable, "-m", MODULE, *ranks, "--", "--trial", spec.entrypoint]

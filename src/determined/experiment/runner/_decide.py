@@ -72,7 +72,11 @@ def restore(
             is_checked=entry.run_id == 0,
         )
         state.trials[trial.id] = trial
-    return state, [Command(Action.ADOPT, trial.id) for trial in state.running()]
+    # A run that outlives its runner may not have heard of the request to stop that is on record.
+    orders = [(trial.id, _order(trial.stop_reason)) for trial in state.running() if trial.stop_reason is not None]
+    return state, [Command(Action.ADOPT, trial.id) for trial in state.running()] + [
+        Command(action, id) for id, action in orders
+    ]
 
 
 def decide(state: RunnerState, inputs: Inputs) -> tuple[RunnerState, Changeset, list[Command]]:
@@ -85,6 +89,10 @@ def decide(state: RunnerState, inputs: Inputs) -> tuple[RunnerState, Changeset, 
     step.take_in()
     step.plan()
     return state, step.changeset(), step.commands
+
+
+def _order(reason: StopReason) -> Action:
+    return Action.KILL if reason is StopReason.KILL else Action.STOP
 
 
 class _Step:
@@ -263,7 +271,7 @@ class _Step:
             return
         if trial.is_running:
             trial.stop_reason = reason
-            self._command(Action.KILL if reason is StopReason.KILL else Action.STOP, trial)
+            self._command(_order(reason), trial)
             if reason.is_for_good:
                 self._trial_changes.append(TrialChange(trial_id=trial.id, state=reason.stopping_state))
         elif reason.is_for_good:

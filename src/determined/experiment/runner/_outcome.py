@@ -75,6 +75,8 @@ def next_state(
         return next_state_without_run(stop_reason)
     if exit.reason is EndReason.STOPPED and (stop_reason is not None or exit.runner_gone):
         return TrialOutcome()
+    if exit.reason is EndReason.LOST:
+        return TrialOutcome()
     return _after_failure(exit, restarts, max_restarts, fatal_patterns)
 
 

@@ -26,7 +26,7 @@ class RunObservations:
     """What the rank that failed first wrote last."""
 
 
-def classify_exit(seen: RunObservations, ranks: int) -> tuple[EndReason, str]:
+def classify_exit(seen: RunObservations, *, names_rank: bool) -> tuple[EndReason, str]:
     """Return how a run ended, and why in one line."""
     if seen.not_started:
         return EndReason.NOT_STARTED, seen.not_started
@@ -35,7 +35,7 @@ def classify_exit(seen: RunObservations, ranks: int) -> tuple[EndReason, str]:
     if seen.invalid_hp is not None:
         return EndReason.INVALID_HP, seen.invalid_hp
     if seen.failure is not None:
-        who = f"rank {seen.failure.rank}: " if ranks > 1 else ""
+        who = f"rank {seen.failure.rank}: " if names_rank else ""
         return EndReason.FAILED, who + _description(seen.failure, seen.summary)
     if seen.asked:
         return EndReason.STOPPED, "its runner had ended" if seen.runner_gone else ""

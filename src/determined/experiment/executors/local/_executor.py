@@ -55,6 +55,9 @@ class LocalExecutor:
         self._runs: dict[int, _Run] = {}
         self._adopted: dict[int, tuple[RunSpec, Shim]] = {}
         self._exits: list[RunExit] = []
+        self._wakes, self._waker = socket.socketpair()
+        self._events.watch(self._wakes, self._wake_up)
+        self._is_woken = False
 
     def start(self, spec: RunSpec) -> None:
         if spec.trial_id in self._runs or spec.trial_id in self._adopted:
@@ -86,9 +89,13 @@ class LocalExecutor:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             is_idle = not self._runs and not self._adopted
             self._events.run_once(0.0 if self._exits or (is_idle and left is None) else left)
-            if self._exits or left == 0.0 or (is_idle and left is None):
-                exits, self._exits = self._exits, []
+            if self._exits or self._is_woken or left == 0.0 or (is_idle and left is None):
+                exits, self._exits, self._is_woken = self._exits, [], False
                 return exits
+
+    def wake(self) -> None:
+        """Let `poll` return now. Any thread may call this."""
+        self._waker.send(b"\0")
 
     def adopt(self, spec: RunSpec, handle: Handle | None = None) -> None:
         """Take over a run of an earlier runner, which stops by itself, since that runner is gone.
@@ -109,6 +116,8 @@ class LocalExecutor:
         if self._forkserver is not None:
             self._forkserver.close(0.0 if self._runs else _CLOSE_TIMEOUT_S)
         self._events.close()
+        self._wakes.close()
+        self._waker.close()
         self._runs.clear()
         self._adopted.clear()
         self._forkserver = None
@@ -153,6 +162,10 @@ class LocalExecutor:
             self._events.unwatch(self._forkserver.control)
             self._forkserver.close()
             self._forkserver = None
+
+    def _wake_up(self) -> None:
+        self._wakes.recv(4096)
+        self._is_woken = True
 
     # What shims say
 

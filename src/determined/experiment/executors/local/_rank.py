@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import shlex
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from determined._home import RUN_FOLDER_VARIABLE
-from determined.experiment.executors._base import RunSpec
+from determined.experiment.executors._base import RankGroup, RunSpec
 from determined.experiment.executors.local._forked import StartupPipe, fork
 from determined.experiment.executors.local._log import LogFile, LogOutput
 from determined.experiment.executors.local._patterns import Patterns
@@ -74,12 +75,15 @@ def rank_bodies(spec: RunSpec, environment: Mapping[str, str]) -> tuple[list[Bod
         raise FileNotFoundError(f"the code folder {spec.code} is not there")
     if not (spec.is_class and can_fork(spec)):
         return [functools.partial(execute, spec, environment)], None
-    if spec.ranks == 1:
+    if spec.ranks == 1 and spec.group is None:
         return [functools.partial(train_class, spec, environment)], None
-    # Bound before the ranks start, so that no other job can have the port; served afterwards, by a thread.
-    door = socket.create_server(("127.0.0.1", 0))
-    port = door.getsockname()[1]
-    environments = [_rank_environment(environment, spec, rank, port) for rank in range(spec.ranks)]
+    group = spec.group or RankGroup(number=0, sizes=[spec.ranks], addresses=["127.0.0.1"], port=0)
+    door = None
+    if group.number == 0:
+        # Bound before the ranks start, so that no other job can have the port; served afterwards, by a thread.
+        door = socket.create_server((group.addresses[0], group.port))
+        group = dataclasses.replace(group, port=door.getsockname()[1])
+    environments = [_rank_environment(environment, spec, rank, group) for rank in range(spec.ranks)]
     return [functools.partial(train_class, spec, one) for one in environments], door
 
 
@@ -87,24 +91,24 @@ def serve_store(door: socket.socket) -> object:
     """Return the store at which ranks meet; it is served as long as somebody holds it."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # as documented
 
-    port = door.getsockname()[1]
-    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach())
+    host, port = door.getsockname()[:2]
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach())
 
 
-def _rank_environment(environment: Mapping[str, str], spec: RunSpec, rank: int, port: int) -> dict[str, str]:
+def _rank_environment(environment: Mapping[str, str], spec: RunSpec, rank: int, group: RankGroup) -> dict[str, str]:
     """Return the variables of one of several ranks of a class, as our launcher sets them."""
     size = spec.ranks
     command = [sys.executable, "-m", MODULE, "--nproc-per-node", str(size), "--", "--trial", str(spec.entrypoint)]
     return {
         **environment,
-        "RANK": str(rank),
+        "RANK": str(group.first_rank + rank),
         "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(size),
+        "WORLD_SIZE": str(sum(group.sizes)),
         "LOCAL_WORLD_SIZE": str(size),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "GROUP_RANK": str(group.number),
+        "GROUP_WORLD_SIZE": str(len(group.sizes)),
+        "MASTER_ADDR": group.addresses[0],
+        "MASTER_PORT": str(group.port),
         "TORCHELASTIC_RUN_ID": environment[RUN_FOLDER_VARIABLE],
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",

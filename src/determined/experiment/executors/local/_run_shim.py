@@ -90,6 +90,7 @@ class RunShim:
         self._patterns = Patterns(spec.patterns)
         self._reported_problems = 0
         self._started = time.time()
+        self._first_rank = 0 if spec.group is None else spec.group.first_rank
         self._ranks: list[Rank] = []
         self._living: dict[int, Rank] = {}
         self._exits = RankExits(0)
@@ -115,7 +116,7 @@ class RunShim:
         try:
             bodies, door = rank_bodies(self._spec, self._environment)
             self._exits = RankExits(len(bodies))
-            for number, body in enumerate(bodies):
+            for number, body in enumerate(bodies, self._first_rank):
                 self._add(Rank(number, self._spec, self._patterns, body))
             self._store = serve_store(door) if door is not None else None
         except Exception as error:
@@ -273,15 +274,18 @@ class RunShim:
         seen.failure, seen.status = failure, self._exits.status
         with contextlib.suppress(OSError):
             seen.invalid_hp = self._spec.files.invalid_hp.read_text(encoding="utf-8", errors="replace")
-        lines = self._ranks[failure.rank if failure else 0].last_lines if self._ranks else []
+        of_failed = [rank.last_lines for rank in self._ranks if failure is not None and rank.number == failure.rank]
+        lines = next(iter(of_failed or [rank.last_lines for rank in self._ranks]), [])
         seen.summary = summary(lines)
-        reason, message = classify_exit(seen, len(self._ranks))
+        is_one_of_several = len(self._ranks) > 1 or self._spec.group is not None
+        reason, message = classify_exit(seen, names_rank=is_one_of_several)
         return RunExit.of(
             self._spec,
             reason,
             message,
             status=seen.status if self._ranks and self._exits.are_all_in else None,
             last_lines=tuple(lines[-_SHOWN_LINES:]),
+            blamed=None if failure is None else failure.blamed,
             matches=self._patterns.matches,
             runner_gone=seen.runner_gone,
             started=self._started,
