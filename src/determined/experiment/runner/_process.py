@@ -232,4 +232,4 @@ def runner_environment(home: Home, slots: int | None = None) -> dict[str, str]:
         own["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths.split(os.pathsep))
     chosen = {} if slots is None else {SLOTS_VARIABLE: str(slots)}
     # A search computes with one thread: the cores are for the trials, whose number of threads is set for each.
-    return {**own, "DET_HOME": str(home.path), "OMP_NUM_THREADS": "1", **chosen}
+    return {**own, **home.variables, "OMP_NUM_THREADS": "1", **chosen}
