@@ -224,4 +224,4 @@ def runner_environment(home: Home) -> dict[str, str]:
     if paths := own.get("PYTHONPATH"):
         own["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths.split(os.pathsep))
     # A search computes with one thread: the cores are for the trials, whose number of threads is set for each.
-    return {**own, "DET_HOME": str(home.path), "OMP_NUM_THREADS": "1"}
+    return {**own, **home.variables, "OMP_NUM_THREADS": "1"}
