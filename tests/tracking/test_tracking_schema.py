@@ -85,7 +85,9 @@ def newer(writer: tracking.TrialWriter, database: pathlib.Path) -> pathlib.Path:
 
 
 def test_writing_to_a_newer_database_is_refused(newer: pathlib.Path, describe_run: Callable[..., Any]) -> None:
-    with pytest.raises(errors.SchemaVersionException, match=r"tracking\.db.*99.*up to 6.*upgrade.*DET_HOME"):
+    with pytest.raises(
+        errors.SchemaVersionException, match=rf"tracking\.db.*99.*up to {migrations.VERSION}.*upgrade.*DET_HOME"
+    ):
         tracking.TrialWriter.start(newer, describe_run())
 
 

@@ -29,6 +29,12 @@ Slots = Annotated[
         min=1, help="Number of slots into which the CPU is divided. (default: DET_SLOTS, else one per two cores)"
     ),
 ]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on", metavar="CLUSTER", help="Where to run: local, slurm, ray or ray://HOST:PORT. (default: this machine)"
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--config", metavar="KEY=VALUE", help="Replace a value of the config; can be repeated."),

@@ -9,7 +9,7 @@ from determined import errors
 from determined._home import Home
 from determined.experiment._create import check
 from determined.experiment.config import ExperimentConfig, from_map
-from determined.experiment.executors import Machine
+from determined.experiment.executors import connect
 from determined.tracking import KEEP, Keep, TrackingReader
 
 _DETAILS = ("name", "description", "labels", "project", "workspace")
@@ -24,9 +24,10 @@ class Continuation(NamedTuple):
     priority: int | Keep | None = KEEP
 
 
-def continuation(experiment_id: int, overrides: Iterable[str], home: Home, machine: Machine) -> Continuation:
+def continuation(experiment_id: int, overrides: Iterable[str], home: Home, slots: int | None = None) -> Continuation:
     """Return what overrides change in an experiment; refuse changes of what its trials depend on."""
-    before = from_map(TrackingReader(home.database).experiment(experiment_id).config or {})
+    record = TrackingReader(home.database).experiment(experiment_id)
+    before = from_map(record.config or {})
     after = from_map(before.to_dict(), overrides)
     fixed_before, fixed_after = _fixed(before), _fixed(after)
     for key, value in fixed_before.items():
@@ -35,7 +36,7 @@ def continuation(experiment_id: int, overrides: Iterable[str], home: Home, machi
                 f"experiment {experiment_id} cannot be continued with {key} {fixed_after[key]!r} instead of {value!r}: "
                 f"{_remedy(key)}"
             )
-    check(after, home.code(experiment_id), home, machine)
+    check(after, home.code(experiment_id), home, connect(record.cluster, slots))
     if after == before:
         return Continuation()
     now, then = after.resources, before.resources

@@ -16,7 +16,7 @@ from determined._home import Home, make_private
 from determined.experiment import _code
 from determined.experiment._source import pinned, source_checkpoint
 from determined.experiment.config import ExperimentConfig
-from determined.experiment.executors import Machine, this_machine
+from determined.experiment.executors import Cluster, connect
 from determined.experiment.search import Search
 from determined.processes import missing_guarantees
 from determined.tracking import Desired, ExperimentDescription, ExperimentStore
@@ -35,13 +35,15 @@ def create(
     paused: bool = False,
     at: Home | None = None,
     slots: int | None = None,
+    on: str | None = None,
 ) -> int:
     """Copy the program in a folder, record an experiment, and return its id. Nothing runs yet.
 
-    `includes` are files and folders to copy beside what is in the folder.
+    `includes` are files and folders to copy beside what is in the folder. `on` is the cluster to run on; None is this
+    machine.
     """
     home = at or _home.home()
-    check(config, folder, home, this_machine(slots))
+    check(config, folder, home, connect(on, slots))
     if (missing := missing_guarantees()) is not None:
         logger.warning(missing)
     config = pinned(config, home)
@@ -49,7 +51,7 @@ def create(
         code = staging / "code"
         _code.take(pathlib.Path(folder), code, includes)
         put_in_place = functools.partial(_put_in_place, code, home)
-        with ExperimentStore.create(home.database, _described(config, paused), put_in_place) as store:
+        with ExperimentStore.create(home.database, _described(config, paused, on), put_in_place) as store:
             return store.experiment_id
 
 
@@ -85,32 +87,22 @@ def remove_leftovers(home: Home) -> list[str]:
 
 
 def check(
-    config: ExperimentConfig, folder: str | os.PathLike[str], at: Home | None = None, machine: Machine | None = None
+    config: ExperimentConfig, folder: str | os.PathLike[str], at: Home | None = None, cluster: Cluster | None = None
 ) -> None:
-    """Refuse an experiment that cannot run here."""
+    """Refuse an experiment that cannot run on a cluster, by default this machine."""
     home = at or _home.home()
     if config.entrypoint is None:
         raise errors.InvalidExperimentException(
             "The config has no entrypoint; write entrypoint: model_def:MyTrial for a class in model_def.py, or a "
             "command."
         )
-    require_slots(config, machine or this_machine())
+    (cluster or connect()).check(config.to_dict())
     storage.store_for(config.to_dict()["checkpoint_storage"], home.checkpoints).check()
     source_checkpoint(config, home)
     Search(config.searcher, config.hyperparameters, config.seed, folder)  # raises if its method cannot be made
 
 
-def require_slots(config: ExperimentConfig, machine: Machine) -> None:
-    """Refuse an experiment whose trials need more slots than there are: they would wait for ever."""
-    needed, slots = config.resources.slots_per_trial, machine.slots
-    if needed > slots:
-        raise errors.InvalidExperimentException(
-            f"resources.slots_per_trial={needed}, but this machine has {slots} slots; write slots_per_trial: {slots} "
-            f"or less, or, without GPUs, divide the CPU into more slots by --slots {needed} or DET_SLOTS={needed}."
-        )
-
-
-def _described(config: ExperimentConfig, paused: bool) -> ExperimentDescription:
+def _described(config: ExperimentConfig, paused: bool, on: str | None) -> ExperimentDescription:
     return ExperimentDescription(
         name=config.name,
         config=config.to_dict(),
@@ -121,4 +113,5 @@ def _described(config: ExperimentConfig, paused: bool) -> ExperimentDescription:
         priority=config.resources.priority,
         max_slots=config.resources.max_slots,
         desired=Desired.PAUSED if paused else Desired.ACTIVE,
+        cluster=on,
     )

@@ -69,7 +69,7 @@ def run_test(
     home, machine = at or _home.home(), this_machine()
     tree = config.to_dict()
     tree["resources"]["slots_per_trial"] = 1
-    check(from_map(tree), folder, home, machine)
+    check(from_map(tree), folder, home)
     source = source_checkpoint(config, home)
     with tempfile.TemporaryDirectory(prefix="det-test-") as temporary:
         test_home = Home(pathlib.Path(temporary))

@@ -15,9 +15,8 @@ from determined.experiment._cleanup import delete_checkpoint as delete_checkpoin
 from determined.experiment._cleanup import remove_expired_logs as remove_expired_logs
 from determined.experiment._continuation import continuation
 from determined.experiment._create import remove_leftovers as remove_leftovers
-from determined.experiment._create import require_slots
 from determined.experiment._download import download_checkpoint as download_checkpoint
-from determined.experiment.executors import this_machine
+from determined.experiment.executors import connect
 from determined.tracking import (
     Changeset,
     Desired,
@@ -45,8 +44,8 @@ def activate(
     experiment from a runner of another machine or container, whose life cannot be checked from here.
     """
     if force or not is_run(experiment_id, at):
-        config = TrackingReader((at or _home.home()).database).experiment(experiment_id).config
-        require_slots(configs.from_map(config or {}), this_machine(slots))
+        record = TrackingReader((at or _home.home()).database).experiment(experiment_id)
+        connect(record.cluster, slots).check(configs.from_map(record.config or {}).to_dict())
     _ask(experiment_id, Desired.ACTIVE, at, force=force)
     return _require_runner(experiment_id, at, slots)
 
@@ -99,7 +98,7 @@ def reopen(
     """Do what `continue_experiment` does, but leave the experiment to the next runner."""
     with _open(experiment_id, at) as store:
         reopened = _trials_to_continue(store)
-        new = continuation(experiment_id, overrides, at or _home.home(), this_machine(slots))
+        new = continuation(experiment_id, overrides, at or _home.home(), slots)
         change = ExperimentChange(state=RunState.PAUSED, desired=Desired.ACTIVE, config=new.config)
         trials = [TrialChange(trial_id=id, state=RunState.PAUSED, restarts=0) for id in reopened]
         store.claim()

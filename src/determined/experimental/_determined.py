@@ -45,14 +45,16 @@ class Determined:
         project_id: str | None = None,
         paused: bool = False,
         slots: int | None = None,
+        on: str | None = None,
     ) -> Experiment:
         """Create an experiment and run it in a process of its own, which outlives this one.
 
         `config` is a mapping, a string of YAML, or the path of a file. `model_dir` is the folder of the program, which
         is copied; None is for a command that needs no files. `includes` are further files and folders to copy.
         `project_id` is the `id` of a `Project`. With `paused`, the experiment waits for `activate`. `slots` is the
-        number of slots into which the CPU is divided on a machine without GPUs. Keys without effect cause a warning;
-        `errors.InvalidConfig` lists all problems of the config.
+        number of slots into which the CPU is divided on a machine without GPUs. `on` is the cluster to run on, as
+        `--on` of `det experiment create` takes it. Keys without effect cause a warning; `errors.InvalidConfig` lists
+        all problems of the config.
         """
         settings = _config(config)
         if settings.notes:
@@ -62,7 +64,7 @@ class Determined:
         further = strings("create_experiment", "includes", includes)
         with tempfile.TemporaryDirectory() as empty:
             folder = empty if model_dir is None else model_dir
-            id = experiment.create(settings, folder, further, paused=paused, at=self._home, slots=slots)
+            id = experiment.create(settings, folder, further, paused=paused, at=self._home, slots=slots, on=on)
         if not paused:
             experiment.control.activate(id, self._home, slots)
         return self.get_experiment(id)

@@ -88,10 +88,11 @@ def create_experiment(
     project_id: str | None = None,
     paused: bool = False,
     slots: int | None = None,
+    on: str | None = None,
 ) -> Experiment:
     """Create an experiment and run it. See `Determined.create_experiment`."""
     return Determined().create_experiment(
-        config, model_dir, includes, project_id=project_id, paused=paused, slots=slots
+        config, model_dir, includes, project_id=project_id, paused=paused, slots=slots, on=on
     )
 
 

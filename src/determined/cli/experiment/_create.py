@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from determined import experiment
 from determined.cli import _output
-from determined.cli._arguments import ExperimentId, Follow, Include, Overrides, Slots, complete_experiment
+from determined.cli._arguments import ExperimentId, Follow, Include, On, Overrides, Slots, complete_experiment
 
 from ._control import watch
 
@@ -40,6 +39,7 @@ def create(
         ),
     ] = None,
     slots: Slots = None,
+    on: On = None,
     local: Annotated[bool, typer.Option("--local", help="With --test: run in this terminal.")] = False,
     test: Annotated[
         bool, typer.Option("--test", help="With --local: train one batch of one trial, and record nothing.")
@@ -49,7 +49,7 @@ def create(
     if local != test:
         raise typer.BadParameter("--local and --test go together: give both, or neither.")
     if resume is not None:
-        given = {"--include": include, "--config": overrides, "--paused": paused, "--test": test}
+        given = {"--include": include, "--config": overrides, "--paused": paused, "--on": on, "--test": test}
         _refuse(resume, CONFIG=config, DIR=folder, **given)
         _resume(resume, follow, slots)
         return
@@ -62,7 +62,9 @@ def create(
         return
     if follow and paused:
         raise typer.BadParameter("--follow and --paused exclude each other; give one of them.")
-    id = _created(_loaded(config, overrides), folder, include or (), paused, slots)
+    loaded = _loaded(config, overrides)
+    id = experiment.create(loaded, folder, include or (), paused=paused, slots=slots, on=on)
+    _print_created(id, loaded, paused)
     if not paused:
         _start(id, follow, slots)
 
@@ -86,14 +88,10 @@ def _loaded(path: pathlib.Path, overrides: list[str] | None) -> ExperimentConfig
     return config
 
 
-def _created(
-    config: ExperimentConfig, folder: pathlib.Path, includes: Iterable[pathlib.Path], paused: bool, slots: int | None
-) -> int:
-    id = experiment.create(config, folder, includes, paused=paused, slots=slots)
+def _print_created(id: int, config: ExperimentConfig, paused: bool) -> None:
     typer.echo(f"Created experiment {id}, {_output.plain(config.name)} ({config.searcher.name}).")
     if paused:
         typer.echo(f"  det experiment activate {id}     starts it")
-    return id
 
 
 def _start(id: int, follow: bool, slots: int | None) -> None:

@@ -90,6 +90,7 @@ def _fields(found: tracking.Overview) -> dict[str, Any]:
         "ended": wording.when(experiment.ended),
         "duration": wording.duration(experiment.started, experiment.ended),
         "search": wording.searcher(experiment).get("name"),
+        "runs on": experiment.cluster,
         "max slots": experiment.max_slots,
         "priority": experiment.priority,
         "runner": _process_text(experiment.runner),

@@ -2,35 +2,40 @@
 
 from determined.experiment.executors._base import (
     Allocator,
+    Cluster,
     Device,
     EndReason,
     Executor,
     Handle,
+    Job,
     Placement,
     RankGroup,
     RunExit,
+    RunnerProcess,
     RunSpec,
 )
+from determined.experiment.executors._clusters import connect
 from determined.experiment.executors._logs import LogLine, follow_logs, read_logs
 from determined.experiment.executors.inline import InlineExecutor
-from determined.experiment.executors.local import SLOTS_VARIABLE, LocalAllocator, LocalExecutor, Machine, this_machine
+from determined.experiment.executors.local import LocalExecutor, this_machine
 
 __all__ = [
-    "SLOTS_VARIABLE",
     "Allocator",
+    "Cluster",
     "Device",
     "EndReason",
     "Executor",
     "Handle",
     "InlineExecutor",
-    "LocalAllocator",
+    "Job",
     "LocalExecutor",
     "LogLine",
-    "Machine",
     "Placement",
     "RankGroup",
     "RunExit",
     "RunSpec",
+    "RunnerProcess",
+    "connect",
     "follow_logs",
     "read_logs",
     "this_machine",

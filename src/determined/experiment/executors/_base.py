@@ -6,10 +6,11 @@ import dataclasses
 import enum
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
-from determined._home import RunFolder
+from determined._home import Home, RunFolder
 from determined.launch import is_class_entrypoint
 
 Device: TypeAlias = Literal["cpu", "cuda"]
@@ -202,3 +203,44 @@ class Allocator(Protocol):
 
     def release(self, trial_id: int) -> None:
         """Free the slots of a trial."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The experiment that a runner runs on a cluster."""
+
+    experiment_id: int
+    config: Mapping[str, Any]
+    """The whole config, with every default."""
+    home: Home
+
+    @property
+    def slots_per_trial(self) -> int:
+        return int(self.config["resources"]["slots_per_trial"])
+
+
+class RunnerProcess(Protocol):
+    """A runner that was just started."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id on the machine where it runs."""
+
+    def poll(self) -> int | None:
+        """Return its exit status; None while it lives."""
+
+
+class Cluster(Protocol):
+    """Where experiments run: one machine or many. A subpackage with a module `_cluster` that has `connect`.
+
+    Each process that deals with an experiment makes its own. To make one costs little and changes nothing.
+    """
+
+    def check(self, config: Mapping[str, Any]) -> None:
+        """Raise `InvalidExperimentException` if an experiment with this config cannot run here."""
+
+    def start_runner(self, command: Sequence[str], environment: Mapping[str, str], job: Job) -> RunnerProcess:
+        """Start the process that runs an experiment; it outlives this process and writes to the log of the runner."""
+
+    def open(self, job: Job) -> AbstractContextManager[tuple[Allocator, Executor]]:
+        """Give the runner of an experiment, for a block, what it places and runs trials with."""

@@ -8,7 +8,6 @@ import logging
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,13 +20,13 @@ from determined._info import ClusterInfo, TrialInfo
 from determined.experiment import config as configs
 from determined.experiment._cleanup import conclude
 from determined.experiment._source import source_checkpoint
-from determined.experiment.executors import SLOTS_VARIABLE, Executor, LocalAllocator, LocalExecutor, this_machine
+from determined.experiment.executors import Cluster, Executor, Job, RunnerProcess, connect
 from determined.experiment.runner._disk_space import when_there_is_space
 from determined.experiment.runner._run_specs import CheckpointFinder, RunSpecs
 from determined.experiment.runner._search_replay import SearchReplay
 from determined.experiment.runner._state import Rules
 from determined.experiment.runner.driver import Driver
-from determined.tracking import Desired, ExperimentStore, RunState, Slots, TrackingReader
+from determined.tracking import Desired, ExperimentStore, RunState, TrackingReader
 
 logger = logging.getLogger("determined.experiment")
 
@@ -37,37 +36,37 @@ _POLL_S = 0.02
 
 
 def drive(experiment_id: int, at: Home | None = None, executor: Executor | None = None) -> RunState:
-    """Run an experiment on this machine until it ends or is paused; returns the state in which it is left.
+    """Run an experiment until it ends or is paused; returns the state in which it is left.
 
-    Trials run in processes of their own, unless an executor is given, which stays open.
+    Trials run on the cluster of the experiment, by its executor unless one is given, which stays open.
     """
     home = at or _home.home()
-    config = configs.from_map(TrackingReader(home.database).experiment(experiment_id).config or {})
+    record = TrackingReader(home.database).experiment(experiment_id)
+    config = configs.from_map(record.config or {})
     with contextlib.ExitStack() as claimed:
         store = claimed.enter_context(ExperimentStore.open(home.database, experiment_id))
         when_there_is_space(store.claim)
         claimed.callback(store.release)  # after the cleanup, so that others can wait for that too
         claimed.enter_context(_renewing(store))
-        state = _run(config, store, home, executor)
+        state = _run(config, record.cluster, store, home, executor)
         if state.is_final:
             _clean_up(experiment_id, config, home)
     _clean_up_after_others(home)
     return state
 
 
-def _run(config: configs.ExperimentConfig, store: ExperimentStore, home: Home, given: Executor | None) -> RunState:
-    id, machine, source = store.experiment_id, this_machine(), source_checkpoint(config, home)
-    with contextlib.ExitStack() as stack:
-        slots = stack.enter_context(Slots(home.database))
-        executor = given or stack.enter_context(LocalExecutor())
-        allocator = LocalAllocator(slots, machine, id, config.resources.slots_per_trial)
+def _run(
+    config: configs.ExperimentConfig, on: str | None, store: ExperimentStore, home: Home, given: Executor | None
+) -> RunState:
+    id, source = store.experiment_id, source_checkpoint(config, home)
+    with connect(on).open(Job(experiment_id=id, config=config.to_dict(), home=home)) as (allocator, executor):
         while True:
             driver = Driver(
                 rules=Rules.of(config, allocator.capacity),
                 store=store,
                 search=SearchReplay(config, store, home.code(id)),
                 allocator=allocator,
-                executor=executor,
+                executor=given or executor,
                 specs=RunSpecs(id, config, home, allocator.device, source),
                 finder=CheckpointFinder(id, home),
             )
@@ -159,10 +158,15 @@ def start(experiment_id: int, at: Home | None = None, slots: int | None = None) 
     If another process has claimed the experiment meanwhile, the id of that process is returned.
     """
     home = at or _home.home()
+    record = TrackingReader(home.database).experiment(experiment_id)
+    cluster, job = (
+        connect(record.cluster, slots),
+        Job(experiment_id=experiment_id, config=record.config or {}, home=home),
+    )
     with ExperimentStore.open(home.database, experiment_id) as store:
         deadline = time.monotonic() + _START_TIMEOUT_S
         while True:
-            started = _Started.now(experiment_id, home, slots)
+            started = _Started.now(cluster, job)
             was_taken = _wait_for_claim(started, store, deadline)
             runner = store.runner()
             if runner is not None and not runner.is_gone:
@@ -179,29 +183,18 @@ def start(experiment_id: int, at: Home | None = None, slots: int | None = None) 
 class _Started:
     """A process that was started to run an experiment, and where its output begins in the log."""
 
-    process: subprocess.Popen[bytes]
+    process: RunnerProcess
     log: pathlib.Path
     log_offset: int
 
     @classmethod
-    def now(cls, experiment_id: int, home: Home, slots: int | None) -> _Started:
+    def now(cls, cluster: Cluster, job: Job) -> _Started:
         """Start one."""
-        log = home.runner_log(experiment_id)
+        log = job.home.runner_log(job.experiment_id)
         _home.make_private(log.parent)
-        with open(log, "ab", opener=_home.private_opener) as output:
-            log_offset = output.tell()
-            process = subprocess.Popen(
-                [sys.executable, "-m", "determined.experiment", str(experiment_id)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=runner_environment(home, slots),
-                cwd=home.path,
-                start_new_session=True,  # it outlives the terminal
-            )
-        # So that it does not stay a zombie as long as this process lives.
-        threading.Thread(target=process.wait, name=f"runner of experiment {experiment_id}", daemon=True).start()
-        return cls(process, log, log_offset)
+        log_offset = log.stat().st_size if log.exists() else 0
+        command = [sys.executable, "-m", "determined.experiment", str(job.experiment_id)]
+        return cls(cluster.start_runner(command, runner_environment(job.home), job), log, log_offset)
 
     @property
     def output(self) -> str:
@@ -223,13 +216,12 @@ def _wait_for_claim(started: _Started, store: ExperimentStore, deadline: float) 
     return was_taken
 
 
-def runner_environment(home: Home, slots: int | None = None) -> dict[str, str]:
+def runner_environment(home: Home) -> dict[str, str]:
     """Return the variables of a runner, without those of a trial that this process may be part of."""
     trial = TrialInfo(trial_id=0, experiment_id=0, trial_seed=0, hparams={}, _config={})
     of_trial = ClusterInfo(trial=trial, latest_checkpoint="any").to_environment().keys()
     own = {name: value for name, value in os.environ.items() if name not in of_trial}
     if paths := own.get("PYTHONPATH"):
         own["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths.split(os.pathsep))
-    chosen = {} if slots is None else {SLOTS_VARIABLE: str(slots)}
     # A search computes with one thread: the cores are for the trials, whose number of threads is set for each.
-    return {**own, "DET_HOME": str(home.path), "OMP_NUM_THREADS": "1", **chosen}
+    return {**own, **home.variables, "OMP_NUM_THREADS": "1"}

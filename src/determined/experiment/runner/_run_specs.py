@@ -43,7 +43,7 @@ class RunSpecs:
             environment={
                 "PATH": _path(),
                 **self._variables,
-                "DET_HOME": str(self._home.path),
+                **self._home.variables,
                 **self._info(trial).to_environment(),
             },
             ranks=resources.slots_per_trial,

@@ -55,6 +55,7 @@ class ExperimentDescription:
     priority: int | None = None
     max_slots: int | None = None
     desired: Desired = Desired.ACTIVE
+    cluster: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,6 +59,7 @@ class ExperimentRecord:
     desired: Desired | None  # what people want of it, if it is managed
     priority: int | None
     max_slots: int | None
+    cluster: str | None  # where it runs, if not on the machine of its runner
     runner: RunProcess | None  # which has claimed it; it may be gone
 
     @property

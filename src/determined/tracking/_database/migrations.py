@@ -15,12 +15,12 @@ from determined.tracking._data.records import score_of, searcher_metric
 from . import schema
 from .connections import ELSEWHERE, create_file, errors_naming, file_of, location, shown, wait_for_turn, writing_engine
 
-VERSION = 6
+VERSION = 7
 """The version of the schema that this program writes.
 
 1: experiments, trials, metrics and checkpoints. 2: checksums and counts of rows. 3: managed experiments, slots and
 models. 4: identities of processes. 5: claims that expire. 6: no checksums and counts of rows any more, scores of all
-validations, leases that expire.
+validations, leases that expire. 7: clusters.
 """
 
 

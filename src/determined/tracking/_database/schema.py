@@ -130,6 +130,7 @@ experiments = sa.Table(
     sa.Column("desired", _choice(Desired)),
     sa.Column("priority", sa.Integer),
     sa.Column("max_slots", sa.Integer),
+    sa.Column("cluster", Text),
     # Ids name folders of TensorBoard files: one that was deleted must not come back.
     sqlite_autoincrement=True,
 )
