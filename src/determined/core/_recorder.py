@@ -59,7 +59,7 @@ class RunRecorder:
         self._info = info
         self._outbox = outbox
         self._ids = (info.trial.experiment_id, info.trial.trial_id) if info else (UNRECORDED_ID, UNRECORDED_ID)
-        self._writer: tracking.TrialWriter | None = None
+        self._writer: tracking.TrialWriter | tracking.RelayedWriter | None = None
         self._unwritten: list[tracking.Message] = []
         self._is_on = False  # the database is open, or will be tried again because there was no room for it
         self._has_warned = False
@@ -140,12 +140,14 @@ class RunRecorder:
         self.wait()
         if not self._is_on:
             return []
+        if isinstance(self._writer, tracking.RelayedWriter):
+            return _present(self._writer.checkpoints())
         records = tracking.TrackingReader(self.database)
         if self._info is not None:
             found = records.checkpoints(trial_id=self._info.trial.trial_id)
         else:
             found = records.checkpoints_of_experiments(self._facts.name)
-        return [one for one in reversed(found) if one.state is tracking.CheckpointState.COMPLETED]
+        return _present(found)
 
     def close(self) -> None:
         """Close the database. Close the outbox first."""
@@ -183,11 +185,13 @@ class RunRecorder:
         finally:
             self._opened.set()
 
-    def _open_writer(self) -> tracking.TrialWriter:
+    def _open_writer(self) -> tracking.TrialWriter | tracking.RelayedWriter:
         commit = self._git_commit  # first: the process must be waited for even if SQLAlchemy cannot be imported
         if self._info is not None:
             trial = self._info.trial
             run_id = trial._trial_run_id or None
+            if (relay := tracking.relay()) is not None:
+                return tracking.RelayedWriter(relay, trial.experiment_id, trial.trial_id, run_id)
             return tracking.TrialWriter.attach(self.database, trial.experiment_id, trial.trial_id, run_id)
         return tracking.TrialWriter.start(self.database, _describe(self._facts, commit))
 
@@ -239,6 +243,11 @@ class RunRecorder:
                 "each report.",
                 error,
             )
+
+
+def _present(found: Sequence[tracking.CheckpointRecord]) -> list[tracking.CheckpointRecord]:
+    """Return the checkpoints whose files are there, the newest first."""
+    return [one for one in reversed(found) if one.state is tracking.CheckpointState.COMPLETED]
 
 
 def checked_metadata(owner: str, metadata: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -62,6 +62,7 @@ from ._data.records import (
     searcher_metric,
 )
 from ._data.room import lacks_room
+from ._relay import RELAY_VARIABLE, RelayedRun, RelayedWriter, RelayedWrites, relay
 
 if TYPE_CHECKING:
     from ._catalog import Catalog
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KEEP",
+    "RELAY_VARIABLE",
     "BestValidation",
     "Catalog",
     "Changeset",
@@ -102,6 +104,9 @@ __all__ = [
     "Problem",
     "ProgressChanged",
     "Registry",
+    "RelayedRun",
+    "RelayedWriter",
+    "RelayedWrites",
     "RunDescription",
     "RunProcess",
     "RunRecord",
@@ -126,6 +131,7 @@ __all__ = [
     "encode_json",
     "is_comparable",
     "lacks_room",
+    "relay",
     "searcher_metric",
 ]
 

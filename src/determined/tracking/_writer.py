@@ -13,7 +13,7 @@ from determined import errors
 
 from . import _queries
 from ._changes import Changes, TrialRef
-from ._data.messages import Message, RunDescription, RunState
+from ._data.messages import Message, MetricReport, RunDescription, RunState
 from ._data.records import is_comparable, searcher_metric
 from ._database import schema as db
 from ._database.access import OpenDatabase, OpenFile
@@ -65,6 +65,19 @@ class TrialWriter(OpenDatabase):
                 changes.add(message)
             with self._engine.begin() as connection:
                 changes.apply(connection)
+
+    def has_report(self, report: MetricReport) -> bool:
+        """Return whether this run has stored a report."""
+        metrics = db.metrics.c
+        query = sa.select(metrics.id).where(
+            metrics.trial_id == self.trial_id,
+            metrics.group == report.group,
+            metrics.steps_completed == report.steps_completed,
+            metrics.time == report.time,
+            metrics.run_id.is_not_distinct_from(self._of.run_id),
+        )
+        with self._reading() as connection:
+            return connection.execute(query.limit(1)).one_or_none() is not None
 
     def follow_database(self) -> bool:
         """Go on in the database that is at the path now if the one that was opened is not; return whether it has to.
