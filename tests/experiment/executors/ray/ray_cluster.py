@@ -7,15 +7,16 @@ import fcntl
 import os
 import pathlib
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import psutil
-from driven import Experiments, eventually
 
 from determined.experiment import config as configs
 from determined.experiment import control, create
 from determined.tracking import RunState
+from driven import Experiments, eventually
 
 CPUS = 2
 _OBJECT_STORE_BYTES = 100 << 20
@@ -77,6 +78,13 @@ class RayCluster:
         from ray.util import placement_group_table
 
         return [one["name"] for one in placement_group_table().values() if one["state"] != "REMOVED"]
+
+    def wait_until_empty(self) -> None:
+        """Wait until nothing of any experiment is left. Call it where this process has joined."""
+        deadline = time.monotonic() + 30
+        while left := [*self.actors(), *self.groups()]:
+            assert time.monotonic() < deadline, f"{left} are left"
+            time.sleep(0.05)
 
 
 def _below(node: Any) -> list[psutil.Process]:

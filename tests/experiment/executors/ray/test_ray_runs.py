@@ -62,7 +62,7 @@ def test_a_trial_spans_nodes_and_leaves_nothing_on_the_cluster(lab: RayExperimen
     assert handle is not None
     assert sorted(len(node["slots"]) for node in handle["placement"]["nodes"]) == [1, 2]
     with cluster.joined():
-        eventually(lambda: not cluster.actors() and not cluster.groups(), 20)
+        cluster.wait_until_empty()
 
 
 @pytest.mark.thorough
@@ -81,10 +81,15 @@ def test_a_search_is_the_same_as_on_one_machine(lab: RayExperiments, local_lab: 
     on_ray, here = lab.create(settings), local_lab.create(settings)
     for id, made in ((on_ray, lab), (here, local_lab)):
         assert control.wait(id, 250, made.home) is RunState.COMPLETED
-    assert len(lab.records.trials(on_ray)) == 30
-    assert lab.outcome(on_ray) == local_lab.outcome(here)
-    best = [min(trial.best_validation.value for trial in made.records.trials(1)) for made in (lab, local_lab)]  # type: ignore[union-attr]  # all of them have validations
-    assert best[0] == best[1]
+    pairs = list(zip(lab.outcome(on_ray), local_lab.outcome(here), strict=True))
+    assert len(pairs) == 30
+    for (*theirs, their_history), (*ours, our_history) in pairs:
+        assert theirs == ours
+        # A trial that the search stops may have trained a few batches more until it hears of it.
+        common = min(len(their_history), len(our_history))
+        assert common >= 1
+        assert their_history[:common] == our_history[:common]
+    assert max(len(history) for *_, history in lab.outcome(on_ray)) == 4
 
 
 @pytest.mark.thorough
@@ -108,7 +113,7 @@ def test_pausing_going_on_and_killing(lab: RayExperiments, cluster: RayCluster) 
     control.pause(id, lab.home)
     eventually(lambda: lab.state(id) is RunState.PAUSED and not control.is_run(id, lab.home), 30)
     with cluster.joined():
-        eventually(lambda: not cluster.actors() and not cluster.groups(), 20)
+        cluster.wait_until_empty()
     steps = lab.records.trial(trial).steps_completed
     control.activate(id, lab.home)
     eventually(lambda: lab.records.trial(trial).steps_completed > steps, 60)

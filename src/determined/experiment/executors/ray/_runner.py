@@ -112,7 +112,10 @@ class RunnerActor:
     def _watch(self) -> None:
         delay, began = 1.0, time.monotonic()
         while True:
-            status = self._run()
+            try:
+                status = self._run()
+            except OSError:  # the home folder is gone
+                status = 1
             # One that was killed, or that found the claim of a runner on a lost node, which has yet to expire.
             waits = _was_restarted() and status == 1 and time.monotonic() - began < _CLAIM_TIMEOUT_S
             if status >= 0 and not waits:
