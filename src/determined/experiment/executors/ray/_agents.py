@@ -75,15 +75,15 @@ class AgentClient:
             if order is not None:
                 self._submit(order)
             return None
-        except ray.exceptions.RayActorError as error:
-            text = str(error)
-            raise AgentLost(_last_line(text), is_failure="creation task" in text) from error
         except ray.exceptions.RayTaskError as error:
             if order is None:
                 raise
             if order.otherwise is not None:
                 order.otherwise(_last_line(str(error)))
             return None
+        except ray.exceptions.RayError as error:  # it has died, or its node is no longer there
+            text = str(error)
+            raise AgentLost(_last_line(text), is_failure="creation task" in text) from error
         if order is None:
             news: News = result
             return news

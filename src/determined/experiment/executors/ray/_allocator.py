@@ -67,6 +67,7 @@ class RayAllocator:
         return min(wanted, self.capacity)
 
     def take(self, trial_id: int) -> Placement | None:
+        self._remove_broken()
         free = [one for one in self._groups.values() if one.trial_id is None]
         if not free:
             free = [self._ask_for_group()]
@@ -90,9 +91,7 @@ class RayAllocator:
     def release(self, trial_id: int) -> None:
         for one in [one for one in self._groups.values() if one.trial_id == trial_id]:
             one.trial_id, one.idle_since = None, time.monotonic()
-            assert one.placement is not None
-            is_whole = all(node["node"] in self._living() for node in one.placement["nodes"])
-            if not is_whole or self._others_wait():
+            if self._others_wait():
                 self._remove(one)
 
     def close(self) -> None:
@@ -110,6 +109,14 @@ class RayAllocator:
         if time.monotonic() - self._looked_at > _NODES_PERIOD_S:
             self._nodes, self._looked_at = living_nodes(), time.monotonic()
         return self._nodes
+
+    def _remove_broken(self) -> None:
+        """Give up groups of nodes that are gone, which Ray would move."""
+        living = living_nodes()
+        for one in [one for one in self._groups.values() if one.trial_id is None]:
+            nodes = [] if one.placement is None else one.placement["nodes"]
+            if not all(node["node"] in living for node in nodes):
+                self._remove(one)
 
     def _others_wait(self) -> bool:
         return any(state == "PENDING" and not name.startswith(self._prefix) for name, state in groups_of("").items())
