@@ -22,12 +22,11 @@ import urllib.request
 
 import psutil
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "experiment"))
-
-from driven import Experiments, config, eventually, experiments
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "support"))
 
 from determined.experiment import control
 from determined.tracking import Catalog, RunState
+from driven import Experiments, config, eventually, experiments
 
 LR = {"type": "double", "minval": 0.01, "maxval": 0.2}
 MEGA = 1e6

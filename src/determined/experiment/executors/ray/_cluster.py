@@ -73,6 +73,8 @@ class RayCluster:
         with joined(self._address) as ray:
             node = None if self._address.startswith("ray://") else this_node()
             own = {**environment, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+            if node is not None:  # in good time: it takes as long to start as the runner
+                _Agents(job, own).make(node)
             return start_runner(command, own, job, node, self._address)
 
     @contextlib.contextmanager
@@ -83,7 +85,7 @@ class RayCluster:
         address = os.environ.get("RAY_ADDRESS", self._address)
         with joined(address), _probe(job.home) as probe:
             allocator = RayAllocator(prefix, job.slots_per_trial)
-            agents = _Agents(prefix, job, probe)
+            agents = _Agents(job, os.environ, probe)
             executor = RayExecutor(agents.make, agents.existing, agents.is_alive, allocator.adopt)
             try:
                 yield allocator, executor
@@ -109,8 +111,10 @@ def _probe(home: Home) -> Iterator[pathlib.Path]:
 class _Agents:
     """Makes the agents of an experiment."""
 
-    def __init__(self, prefix: str, job: Job, probe: pathlib.Path) -> None:
+    def __init__(self, job: Job, environment: Mapping[str, str], probe: pathlib.Path | None = None) -> None:
+        prefix = prefix_of(job.home, job.experiment_id)
         self._prefix = f"{prefix}node-"
+        self._environment = dict(environment)
         self._records = f"{prefix}records"
         self._job = job
         self._probe = probe
@@ -126,10 +130,10 @@ class _Agents:
         name = f"{self._prefix}{node[:12]}"
         settings = AgentSettings(
             name=name,
-            environment=dict(os.environ),
+            environment=self._environment,
             is_home=is_home,
             home=str(self._job.home.path),
-            probe=str(self._probe),
+            probe=str(self._probe or ""),
             needs_home=_is_below_home(self._job),
             records="" if is_home or not self._database else self._records,
         )
