@@ -37,11 +37,11 @@ NAMES: dict[str, str] = {
         BestValidation Catalog Changeset CheckpointDeleted CheckpointRecord CheckpointSaved CheckpointState
         Continued Control Demand Desired ExperimentChange ExperimentDescription ExperimentRecord ExperimentStore
         KEEP Keep Lease Message MetadataChanged MetricReport MetricSummary ModelRecord ModelVersionRecord
-        NewTrial Overview Problem ProgressChanged Registry RunDescription RunProcess RunRecord RunState SearchEvent
+        NewTrial Overview Problem ProgressChanged RELAY_VARIABLE Registry RelayedRun RelayedWriter RelayedWrites RunDescription RunProcess RunRecord RunState SearchEvent
         SeedChanged Slots Snapshot StateChanged StatusChanged TrackingReader TrialChange TrialEntry
         TrialOverview TrialRecord TrialRequest TrialWriter Validation as_stored back_up
         check_database encode_json is_comparable
-        lacks_room searcher_metric
+        lacks_room relay searcher_metric
     """,
     "determined.experimental": "Checkpoint Determined Experiment Model ModelVersion Trial client test_one_batch",
     "determined.common": "set_logger",
