@@ -102,10 +102,11 @@ def check(
 
 def require_slots(config: ExperimentConfig, machine: Machine) -> None:
     """Refuse an experiment whose trials need more slots than there are: they would wait for ever."""
-    needed, slots = config.resources.slots_per_trial, machine.slots
-    if needed > slots:
+    resources, slots = config.resources, machine.slots
+    if (needed := resources.slot_range.min) > slots:
+        name = "slots_per_trial.min" if resources.slot_range.is_elastic else "slots_per_trial"
         raise errors.InvalidExperimentException(
-            f"resources.slots_per_trial={needed}, but this machine has {slots} slots; write slots_per_trial: {slots} "
+            f"resources.{name}={needed}, but this machine has {slots} slots; write {name}: {slots} "
             f"or less, or, without GPUs, divide the CPU into more slots by --slots {needed} or DET_SLOTS={needed}."
         )
 

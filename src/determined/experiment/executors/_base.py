@@ -16,7 +16,10 @@ Device: TypeAlias = Literal["cpu", "cuda"]
 Handle: TypeAlias = Mapping[str, Any]
 """What an executor finds a run by: JSON that means something to that executor only."""
 Placement: TypeAlias = Mapping[str, Any]
-"""Where a run may run: JSON from an allocator that means something to its executor only."""
+"""Where a run may run: JSON from an allocator that means something to its executor only.
+
+Its entry `slots` is a list with one entry for each slot that the trial got; the rest is up to the two.
+"""
 
 STARTUP_HOOK = "startup-hook.sh"
 """A script of the program that bash runs before each run of a trial."""
@@ -167,8 +170,8 @@ class Allocator(Protocol):
     def allowance(self, wanted: int, priority: int | None) -> int:
         """Return how many of the `wanted` slots the experiment may hold now."""
 
-    def take(self, trial_id: int) -> Placement | None:
-        """Reserve the slots of a trial; None if too few are free."""
+    def take(self, trial_id: int, slots: int) -> Placement | None:
+        """Reserve up to `slots` slots for a trial, as many as are free; None if too few are for any trial."""
 
     def attach(self, trial_id: int, handle: Handle) -> None:
         """Let a run hold the slots of its trial, so that they are free once that run and this runner are gone."""

@@ -60,7 +60,7 @@ def _run(config: configs.ExperimentConfig, store: ExperimentStore, home: Home, g
     with contextlib.ExitStack() as stack:
         slots = stack.enter_context(Slots(home.database))
         executor = given or stack.enter_context(LocalExecutor())
-        allocator = LocalAllocator(slots, machine, id, config.resources.slots_per_trial)
+        allocator = LocalAllocator(slots, machine, id, config.resources.slot_range)
         while True:
             driver = Driver(
                 rules=Rules.of(config, allocator.capacity),
