@@ -8,8 +8,10 @@ from typing import Any
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data.batch import data_length
 from determined.pytorch._data.loader import DataLoader
+from determined.pytorch._data.split import Sizing
 from determined.pytorch._data.stream import Stream, length_of, stream_of, validation_loader
 from determined.pytorch._data.workers import prepare_workers
+from determined.pytorch._optim.precision import ManualScaling
 from determined.pytorch._trial import PyTorchTrial, overrides
 
 
@@ -21,7 +23,7 @@ def build_data(trial: PyTorchTrial, context: PyTorchTrialContext) -> tuple[Strea
     if any(getattr(loader, "num_workers", 0) for loader in (training, validation)):
         # Workers must not be forked while the recorder thread imports: they would inherit a held lock.
         context.services.recorder.wait()
-    stream = stream_of(training, context.distributed, context.trial_seed, begins_at)
+    stream = stream_of(training, context.distributed, context.trial_seed, begins_at, _sizing(context))
     if isinstance(validation, DataLoader):
         # The chief alone evaluates a whole data set.
         together = overrides(trial, "evaluate_batch")
@@ -31,6 +33,11 @@ def build_data(trial: PyTorchTrial, context: PyTorchTrialContext) -> tuple[Strea
             "The validation data loader has no batches; check its data set, and batch_size with drop_last."
         )
     return stream, validation
+
+
+def _sizing(context: PyTorchTrialContext) -> Sizing:
+    # A program that updates a scaler itself does so in each call of `train_batch`, and may only after a step.
+    return Sizing(context.planned_ranks, accumulates=not isinstance(context.precision, ManualScaling))
 
 
 def _checked_loader(loader: Any, method: str, context: PyTorchTrialContext) -> Any:
@@ -44,14 +51,17 @@ def _checked_loader(loader: Any, method: str, context: PyTorchTrialContext) -> A
     )
 
 
-def length_of_batch(trial: PyTorchTrial) -> Callable[[Any], int | None]:
-    """Return the function that counts samples; it returns None for batches that need an override of the trial."""
+def length_of_batch(trial: PyTorchTrial, micro_batches: int = 1) -> Callable[[Any], int | None]:
+    """Return the function that counts the samples of a batch on this rank, by one of its equal parts.
+
+    It returns None for batches that need an override of the trial.
+    """
     if overrides(trial, "get_batch_length"):
-        return trial.get_batch_length
+        return lambda batch: trial.get_batch_length(batch) * micro_batches
 
     def count(batch: Any) -> int | None:
         try:
-            return data_length(batch)
+            return data_length(batch) * micro_batches
         except (TypeError, ValueError):
             return None
 
