@@ -301,14 +301,6 @@ class PyTorchTrialContext(TrialContext):
         return self.gradients.aggregation
 
     @property
-    def planned_ranks(self) -> int | None:
-        """The ranks that the loader's batch size is for, if the program did not divide it by those that there are."""
-        slots = ((self._exp_conf or {}).get("resources") or {}).get("slots_per_trial")
-        if self.divides_batches or not isinstance(slots, Mapping) or self.services.info is None:
-            return None
-        return int(slots["max"])
-
-    @property
     def precision(self) -> Precision:
         """The precision of weights and computations."""
         return self.gradients.precision

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from determined.pytorch._context import PyTorchTrialContext
@@ -36,8 +36,12 @@ def build_data(trial: PyTorchTrial, context: PyTorchTrialContext) -> tuple[Strea
 
 
 def _sizing(context: PyTorchTrialContext) -> Sizing:
+    slots = ((context.config_if_any or {}).get("resources") or {}).get("slots_per_trial")
+    planned_ranks = None
+    if isinstance(slots, Mapping) and context.services.info is not None and not context.divides_batches:
+        planned_ranks = slots["max"]  # so that the size of batches does not depend on the slots that were free
     # A program that updates a scaler itself does so in each call of `train_batch`, and may only after a step.
-    return Sizing(context.planned_ranks, accumulates=not isinstance(context.precision, ManualScaling))
+    return Sizing(planned_ranks, accumulates=not isinstance(context.precision, ManualScaling))
 
 
 def _checked_loader(loader: Any, method: str, context: PyTorchTrialContext) -> Any:
