@@ -7,10 +7,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, Sampler, SequentialSampler, TensorDataset
+from torch.utils.data import BatchSampler, IterableDataset, Sampler, SequentialSampler, TensorDataset
 
 from determined import core
 from determined.pytorch import DataLoader
@@ -223,3 +224,49 @@ def test_a_batch_sampler_that_makes_batches_for_each_rank_continues_at_its_batch
     for ranks, count in ((2, 2), (1, 1), (4, 1), (3, 4)):
         training.train(ranks, count)
     assert training.samples == (list(range(60)) * 2)[: 8 * 12]
+
+
+class Numbers(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+    def __len__(self) -> int:
+        return 10
+
+
+def test_iterable_data_begins_its_pass_again_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    def stream() -> Any:
+        return stream_of(DataLoader(Numbers(), batch_size=2), core.DistributedContext.single(), SEED)
+
+    first = stream()
+    first.load_state_dict({"passes": 1, "in_pass": 2, "ranks": 2}, 7)
+    fetch = first.open(7, SEED)
+    assert "begins the pass again" in caplog.text
+    assert "Use a map-style data set" in caplog.text
+    assert first.micro_batches == 2
+    assert [fetch().tolist() for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert first.epochs.of(7) == 1
+    # The same number of ranks continues where it was.
+    second = stream()
+    second.load_state_dict(first.state_dict(), 9)
+    assert second.micro_batches == 2
+    assert second.open(9, SEED)().tolist() == [8, 9]
+    assert (second.epochs.of(9), second.epochs.of(10)) == (1, 2)
+
+
+def test_a_program_that_updates_its_scaler_trains_a_batch_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    training = Training(Data(samples=60, batch_size=3), Sizing(accumulates=False))
+    training.train(2, 1)
+    training.train(1, 1)
+    assert training.batches[1:] == [[[6, 7, 8]]]
+    assert "A batch had a size of 6" in caplog.text
+
+
+def test_other_batch_sizes_with_the_same_ranks_are_those_of_the_program() -> None:
+    training = Training(Data(samples=60, batch_size=3))
+    training.train(2, 1)
+    training.data = dataclasses.replace(training.data, batch_size=6)
+    training.train(2, 1)
+    assert training.batches[1:] == [[[*range(6, 12)], [*range(12, 18)]]]
+    training.train(1, 1)
+    assert training.batches[2:] == [[[*range(18, 24)], [*range(24, 30)]]]

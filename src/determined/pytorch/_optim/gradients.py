@@ -46,15 +46,9 @@ class Gradients:
                 "pass what context.wrap_optimizer() returned."
             )
         edit = clip_grads
-        if self.accumulates:
+        if self.aggregation > 1 or self.micro_batches > 1:  # `accumulates`, without a call in each batch
             if not auto_zero_grads:
-                cause = f"aggregation_frequency={self.aggregation}"
-                if self.aggregation == 1:
-                    cause = f"batches that each rank trains in {self.micro_batches} parts to keep their size"
-                raise errors.InvalidExperimentException(
-                    f"step_optimizer(auto_zero_grads=False) does not work with {cause}: gradients are zeroed after "
-                    "each aggregated step. Leave it at True."
-                )
+                raise errors.InvalidExperimentException(self._refusal())
             if not self.steps_at(batch_idx()):
                 return
             summed = self.micro_batches * (self.aggregation if self.averages[optimizer] else 1)
@@ -77,6 +71,16 @@ class Gradients:
     def steps_at(self, batch_idx: int) -> bool:
         """Return whether optimizers step in this part of a batch."""
         return self.ends_batch and (batch_idx + 1) % self.aggregation == 0
+
+    def _refusal(self) -> str:
+        cause, remedy = f"aggregation_frequency={self.aggregation}", "Leave it at True."
+        if self.aggregation == 1:
+            cause = f"batches that each rank trains in {self.micro_batches} parts, to keep their size with fewer ranks"
+            remedy = "Leave it at True, or pass batch_size=context.get_per_slot_batch_size() to the loader."
+        return (
+            f"step_optimizer(auto_zero_grads=False) does not work with {cause}: gradients are zeroed after each "
+            f"aggregated step. {remedy}"
+        )
 
     def _average_then(self, clip_grads: EditGradients | None, count: int) -> EditGradients:
         def edit(parameters: list[nn.Parameter]) -> None:
