@@ -237,7 +237,8 @@ class PassStream:
                 self._ranks.size,
             )
             self._restored, self._passes, self._in_pass = True, state.get("passes", 0), 0
-            self._since, self._epochs_before = batches_trained, self._passes
+            if "passes" in state:
+                self._since, self._epochs_before = batches_trained, self._passes
         elif "in_pass" in state:
             self._restored, self._passes, self._in_pass = True, state["passes"], state["in_pass"]
             self._contradiction = state.get("contradiction")

@@ -55,17 +55,14 @@ def _checked_loader(loader: Any, method: str, context: PyTorchTrialContext) -> A
     )
 
 
-def length_of_batch(trial: PyTorchTrial, micro_batches: int = 1) -> Callable[[Any], int | None]:
-    """Return the function that counts the samples of a batch on this rank, by one of its equal parts.
-
-    It returns None for batches that need an override of the trial.
-    """
+def length_of_batch(trial: PyTorchTrial) -> Callable[[Any], int | None]:
+    """Return the function that counts samples; it returns None for batches that need an override of the trial."""
     if overrides(trial, "get_batch_length"):
-        return lambda batch: trial.get_batch_length(batch) * micro_batches
+        return trial.get_batch_length
 
     def count(batch: Any) -> int | None:
         try:
-            return data_length(batch) * micro_batches
+            return data_length(batch)
         except (TypeError, ValueError):
             return None
 

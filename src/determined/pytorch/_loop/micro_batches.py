@@ -24,11 +24,15 @@ def in_micro_batches(
 
     def train(batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         windows = [MetricWindow() for _ in range(count)]
-        for number, window in enumerate(windows, start=1):
-            gradients.ends_batch = number == count
-            window.add(train_batch(batch, epoch_idx, batch_idx))
-            if number < count:
-                batch = to_device(fetch())
+        try:
+            for number, window in enumerate(windows, start=1):
+                gradients.ends_batch = number == count
+                window.add(train_batch(batch, epoch_idx, batch_idx))
+                if number < count:
+                    batch = to_device(fetch())
+        except BaseException:  # such as ShouldExit: the whole batch is trained again
+            gradients.drop_part()
+            raise
         (metrics,) = averaged_over_ranks([plain_data(window.take()) for window in windows])
         return dict(metrics)
 

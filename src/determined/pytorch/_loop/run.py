@@ -115,8 +115,8 @@ def _train(
     for model in context.models:
         model.train()
     plan = settings.plan(progress.epochs, progress.batches_trained)
-    length_of = length_of_batch(trial, context.gradients.micro_batches)
-    display = display_for(context.distributed, progress, plan, length_of)
+    micro_batches = context.gradients.micro_batches
+    display = display_for(context.distributed, progress, plan, length_of_batch(trial), micro_batches)
     saver = Saver(type(trial), context, callbacks, progress, state, rules, display.saved, saved.uuid if saved else None)
     context.progress = progress
     stops = stops_of(context, progress)

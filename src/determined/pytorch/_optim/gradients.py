@@ -72,6 +72,11 @@ class Gradients:
         """Return whether optimizers step in this part of a batch."""
         return self.ends_batch and (batch_idx + 1) % self.aggregation == 0
 
+    def drop_part(self) -> None:
+        """Drop the gradients of a batch that is left in the middle; those of earlier batches cannot be told apart."""
+        for optimizer in self.averages if self.aggregation == 1 else ():
+            self.precision.zero_grad(optimizer, self.zeroes_in_place)
+
     def _refusal(self) -> str:
         cause, remedy = f"aggregation_frequency={self.aggregation}", "Leave it at True."
         if self.aggregation == 1:
