@@ -177,7 +177,7 @@ def rank_states(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     return per_rank
 
 
-_POSITIVE = ("ranks", "group", "micro_batches", "wanted", "processes")
+_POSITIVE = ("ranks", "group", "micro_batches", "wanted", "processes", "length")
 """Counts in the position of the data that are never 0."""
 
 
