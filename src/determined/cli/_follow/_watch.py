@@ -63,9 +63,9 @@ class Watch:
         """Return how the experiment stands."""
         has_runner = self._has_runner()  # first: what one that is gone has left does not change any more
         news: Sequence[tracking.Validation] = ()
-        if self._store.changed():
+        if tracking.when_available(self._store.changed):
             news = self._read()
-        control, leases = self._store.control(), self._slots.held()
+        control, leases = tracking.when_available(self._store.control), tracking.when_available(self._slots.held)
         own = {lease.trial_id for lease in leases if lease.experiment_id == self._id}
         searcher = self._config.searcher
         return View(
@@ -91,27 +91,27 @@ class Watch:
         )
 
     def _has_runner(self) -> bool:
-        runner = self._store.runner()
+        runner = tracking.when_available(self._store.runner)
         if runner is not None and not runner.is_gone:
             self._alone_since = None
             return True
-        if self._store.control().state.is_final:
+        if tracking.when_available(self._store.control).state.is_final:
             return False
         self._alone_since = self._alone_since or time.monotonic()
         return time.monotonic() - self._alone_since < _GRACE
 
     def _read(self) -> list[tracking.Validation]:
         """Read what has changed, and return the validations that are new."""
-        news = list(self._store.new_validations(self._last_report))
+        news = tracking.when_available(lambda: list(self._store.new_validations(self._last_report)))
         for report in news:
             self._last_report = report.id
             self._note(report)
-        before, self._entries = self._entries, self._store.trials()
+        before, self._entries = self._entries, tracking.when_available(self._store.trials)
         begun = set(_runs(self._entries)) - set(_runs(before))  # what earlier runs reported may count no more
         self._read_best({report.trial_id for report in news} | {trial_id for trial_id, _ in begun})
-        if self._search is not None:
-            self._search.catch_up(self._store)
-            self._rungs = self._search.rungs()
+        if (search := self._search) is not None:
+            tracking.when_available(lambda: search.catch_up(self._store))
+            self._rungs = search.rungs()
         return news
 
     def _note(self, report: tracking.Validation) -> None:
@@ -120,9 +120,9 @@ class Watch:
         self._latest[report.trial_id] = report.steps_completed, number
 
     def _read_best(self, trial_ids: Iterable[int]) -> None:
-        best = {id: self._store.best(id) for id in trial_ids}
+        best = tracking.when_available(lambda: {id: self._store.best(id) for id in trial_ids})
         if best:
-            self._top = self._store.best()
+            self._top = tracking.when_available(self._store.best)
         metric = self._config.searcher.metric
         self._best |= {id: None if one is None else float(one.metrics[metric]) for id, one in best.items()}
 
