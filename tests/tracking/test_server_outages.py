@@ -163,3 +163,22 @@ def test_a_training_outlives_a_restart_and_waits_for_the_server_at_its_end(
         assert "cannot be written" in caplog.text
         is_checked.set()
         later.join()
+
+
+@pytest.mark.process
+def test_a_claim_that_could_not_be_renewed_while_the_server_was_away_holds_a_while_longer() -> None:
+    import psycopg
+
+    with postgres_server.server() as server, driving.claimed(server.url) as store:
+        store.claim(driving.elsewhere(), force=True)
+        with psycopg.connect(server.url) as connection:
+            connection.execute("UPDATE runners SET alive_until = 1.0")
+        server.stop()
+        server.start()
+        with psycopg.connect(server.url) as connection:
+            (start,) = connection.execute("SELECT extract(epoch FROM pg_postmaster_start_time())::float").fetchone()
+        runner = until_stored(store.runner)
+        assert runner.alive_until == pytest.approx(start + 60.0)
+        assert not runner.is_gone
+        with pytest.raises(errors.ConflictException, match="is run by process 4242"):
+            store.claim()
