@@ -76,6 +76,16 @@ def postgresql_database(postgresql_server: str) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def module_database(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What DET_DATABASE is for a home folder that the tests of a module share."""
+    if USES_SERVER:
+        with postgres_server.database(request.getfixturevalue("postgresql_server")) as url:
+            yield url
+    else:
+        yield ""
+
+
 @pytest.fixture(autouse=True)
 def own_environment(
     request: pytest.FixtureRequest,

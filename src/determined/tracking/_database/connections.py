@@ -280,6 +280,10 @@ def errors_naming(url: sa.URL) -> Iterator[None]:
         ) from error
     except (exc.SQLAlchemyError, sqlite3.Error, UnicodeDecodeError) as error:
         cause = postgresql.one_line(error)
+        if postgresql.is_out_of_range(error):
+            raise errors.InvalidRequestException(
+                f"the tracking database {shown(url)!r} has no such number: {cause}; give a smaller number."
+            ) from error
         raise errors.DatabaseException(
             f"the tracking database {shown(url)!r} cannot be used: {cause}; {_remedy(url, cause)}."
         ) from error

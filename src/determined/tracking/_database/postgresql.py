@@ -40,6 +40,7 @@ _END = sa.text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
     "WHERE pid <> pg_backend_pid() AND CAST(backend_xid AS TEXT) = CAST(CAST(CAST(:id AS xid8) AS xid) AS TEXT)"
 )
+_OUT_OF_RANGE = "22003"
 _UNKNOWN_TRANSACTION = "22023"  # as on a server that a backup was restored to
 
 
@@ -114,6 +115,11 @@ def require_usable(connection: sa.Connection, shown: str) -> None:
             f"the tracking database {shown!r} has the encoding {encoding}, which cannot hold all text; create one by "
             "`createdb --encoding=UTF8 --template=template0 NAME`, and name it in DET_DATABASE."
         )
+
+
+def is_out_of_range(error: Exception) -> bool:
+    """Return whether a number was too large for its column."""
+    return getattr(getattr(error, "orig", None), "sqlstate", None) == _OUT_OF_RANGE
 
 
 def one_line(error: Exception) -> str:
