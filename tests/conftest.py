@@ -86,6 +86,13 @@ def module_database(request: pytest.FixtureRequest) -> Iterator[str]:
         yield ""
 
 
+@pytest.fixture
+def on_a_file() -> None:
+    """For tests of what SQLite files do, which have nothing to say of a server."""
+    if "DET_DATABASE" in os.environ:
+        pytest.skip("this is about SQLite files, not about the server that DET_TEST_DATABASE asks for")
+
+
 @pytest.fixture(autouse=True)
 def own_environment(
     request: pytest.FixtureRequest,

@@ -70,15 +70,15 @@ class Server:
     """A server that can be stopped and started."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self.url = _url(folder)
         self.start()
 
     def start(self) -> None:
         bound = [setpriv, "--pdeathsig", "INT"] if (setpriv := shutil.which("setpriv")) else []
-        command, user = [*bound, *_command(self._folder)], _user()
-        self._process = subprocess.Popen(command, user=user, cwd=self._folder, stderr=subprocess.DEVNULL)
-        _wait_for(self._folder, self._process)
+        command, user = [*bound, *_command(self.folder)], _user()
+        self._process = subprocess.Popen(command, user=user, cwd=self.folder, stderr=subprocess.DEVNULL)
+        _wait_for(self.folder, self._process)
 
     def stop(self, *, at_once: bool = False) -> None:
         """Stop it; `at_once` as in a crash, after which it repairs itself when it starts."""

@@ -21,13 +21,6 @@ def database(tmp_path: pathlib.Path) -> str | pathlib.Path:
 
 
 @pytest.fixture
-def on_a_file() -> None:
-    """For tests of what SQLite files do, which have nothing to say of a server."""
-    if "DET_DATABASE" in os.environ:
-        pytest.skip("this is about SQLite files, not about the server that DET_TEST_DATABASE asks for")
-
-
-@pytest.fixture
 def describe_run() -> Callable[..., tracking.RunDescription]:
     """A description of this process as a run, with fields replaced by keyword."""
 
