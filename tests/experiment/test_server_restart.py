@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -15,6 +16,8 @@ import pytest
 
 import postgres_server
 from determined import tracking
+from determined._home import Home
+from determined.experiment import control
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -36,6 +39,7 @@ with core.init() as context:
         if context.preempt.should_preempt():
             break
 """
+BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 SEARCHER = {"name": "random", "metric": "loss", "max_trials": 4, "max_concurrent_trials": 2}
 
 
@@ -43,7 +47,7 @@ class Command:
     """`det experiment create --follow` of a small search, with a home folder and a database of its own."""
 
     def __init__(self, folder: pathlib.Path, database: str) -> None:
-        self.folder, self.database = folder, database or folder / "home" / "tracking.db"
+        self.folder, self.database = folder, database
         (folder / "code").mkdir(parents=True)
         (folder / "code" / "train.py").write_text(PROGRAM)
         config = {
@@ -72,7 +76,7 @@ class Command:
 
     def found(self) -> list[Any]:
         """Return the hyperparameters, the state and the metrics of each trial."""
-        records = tracking.TrackingReader(self.database)
+        records = tracking.TrackingReader(self.database or self.folder / "home" / "tracking.db")
         return [
             (
                 (trial.hparams["x"], trial.seed, trial.state, trial.restarts),
@@ -107,3 +111,27 @@ def test_an_experiment_is_the_same_though_its_server_is_away_for_a_while(at_once
         assert len(on_file.found()) == SEARCHER["max_trials"]
     assert output.count("Waiting for the tracking database") <= 1  # it looks twice a second
     assert "The tracking database can be used again" in log.read_text()
+
+
+def test_those_who_wait_for_an_experiment_outlive_a_restart(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import psycopg
+
+    with postgres_server.server() as server, concurrent.futures.ThreadPoolExecutor(1) as threads:
+        home = Home(tmp_path, server.url)
+        description = tracking.ExperimentDescription(name="awaited", config={})
+        with tracking.ExperimentStore.create(server.url, description) as store:
+            store.claim()
+            with psycopg.connect(server.url) as holding, psycopg.connect(server.url, autocommit=True) as looking:
+                holding.execute("LOCK TABLE trials")  # which only those read who have opened the database
+                waiting = threads.submit(control.wait, store.experiment_id, 100, home)
+                until(lambda: looking.execute(BLOCKED).fetchone() == (1,))
+                server.stop()
+                holding.close()
+            until(lambda: "Waiting for the tracking database" in caplog.text)
+            server.start()
+            end = tracking.Changeset(experiment_change=tracking.ExperimentChange(state=tracking.RunState.COMPLETED))
+            tracking.when_available(lambda: store.commit(end))
+            store.release()
+            assert waiting.result(60) is tracking.RunState.COMPLETED
