@@ -112,7 +112,8 @@ def shared(common: pathlib.Path) -> Iterator[str]:
             with open(users, "ab") as lock:
                 guard = ["/bin/sh", "-c", _GUARD, "guard", str(lock.fileno()), str(folder), *_command(folder)]
                 process = subprocess.Popen(
-                    guard, user=_user(), cwd="/", stderr=subprocess.DEVNULL, pass_fds=[lock.fileno()],
+                    guard, user=_user(), cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL, pass_fds=[lock.fileno()],
                     start_new_session=True,
                 )  # fmt: skip
             process.returncode = 0  # nobody waits for it: it ends later than this process
