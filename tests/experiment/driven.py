@@ -90,7 +90,7 @@ class Experiments:
     """Experiments in a home folder of their own."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        self.home = Home(folder / "home")
+        self.home = Home(folder / "home", os.environ.get("DET_DATABASE"))
         self.code = folder / "code"
         self.code.mkdir(parents=True)
         (self.code / "program.py").write_text(PROGRAM)
