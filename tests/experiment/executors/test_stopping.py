@@ -247,6 +247,13 @@ def test_run_that_the_forkserver_had_not_begun_begins_in_the_next(own_runs: Runs
     assert own_runs.text(spec) == "once\n"
 
 
+def test_forkserver_that_is_killed_each_time_fails_the_run_which_may_be_started_again(own_runs: Runs) -> None:
+    (own_runs.folder / "sitecustomize.py").write_text("import os; os.kill(os.getpid(), 9)")
+    ended = own_runs.run(own_runs.spec("true", environment={"PYTHONPATH": str(own_runs.folder)}))
+    assert ended.reason is EndReason.FAILED
+    assert "killed again and again" in ended.message
+
+
 def test_forkserver_ends_with_its_executor(own_runs: Runs) -> None:
     spec = started(own_runs, SAVES)
     server = own_runs.server(spec)

@@ -70,8 +70,6 @@ def rank_bodies(spec: RunSpec, environment: Mapping[str, str]) -> tuple[list[Bod
 
     There is one process for each rank of a class, and one for a script.
     """
-    if not spec.code.is_dir():
-        raise FileNotFoundError(f"the code folder {spec.code} is not there")
     if not (spec.is_class and can_fork(spec)):
         return [functools.partial(execute, spec, environment)], None
     if spec.ranks == 1:
