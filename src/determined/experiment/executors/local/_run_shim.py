@@ -130,13 +130,8 @@ class RunShim:
     def _add(self, rank: Rank) -> None:
         self._ranks.append(rank)
         self._living[rank.pid] = rank
-        self._events.watch(rank.startup, functools.partial(self._on_startup, rank))
         for output in rank.outputs:
             self._events.watch(output.pipe, functools.partial(self._copy, output))
-
-    def _on_startup(self, rank: Rank) -> None:
-        self._seen.not_started = self._seen.not_started or rank.startup_problem()
-        self._events.unwatch(rank.startup)  # it has started, or never will
 
     def _copy(self, output: LogOutput) -> None:
         if output.copy() == 0:
@@ -268,12 +263,13 @@ class RunShim:
     def _exit(self) -> RunExit:
         seen, failure = self._seen, self._exits.failure
         for rank in self._ranks:
-            seen.not_started = seen.not_started or rank.startup_problem()
             rank.drain()
         self._report_patterns()
         for rank in self._ranks:
             rank.close()
         seen.failure, seen.status = failure, self._exits.status
+        with contextlib.suppress(OSError):
+            seen.not_started = self._spec.files.not_started.read_text(encoding="utf-8", errors="replace")
         with contextlib.suppress(OSError):
             seen.invalid_hp = self._spec.files.invalid_hp.read_text(encoding="utf-8", errors="replace")
         lines = self._ranks[failure.rank if failure else 0].last_lines if self._ranks else []
