@@ -184,7 +184,8 @@ class LocalExecutor:
         else:
             why = run.refused or run.forkserver.last_line or "the process that starts runs was killed again and again"
             # One that was killed, or could not fork, may do better the next time.
-            reason = EndReason.NOT_STARTED if run.forkserver.has_failed else EndReason.FAILED
+            is_hopeless = not run.refused and run.forkserver.has_failed
+            reason = EndReason.NOT_STARTED if is_hopeless else EndReason.FAILED
             self._exits.append(RunExit.of(run.spec, reason, why))
 
     def _kill_shim(self, run: _Run) -> None:
