@@ -16,11 +16,11 @@ from types import FrameType
 
 from determined import _home, errors
 from determined._home import Home
-from determined._info import ClusterInfo, TrialInfo
 from determined.experiment import config as configs
 from determined.experiment._cleanup import conclude
 from determined.experiment._source import source_checkpoint
 from determined.experiment.executors import Cluster, Executor, Job, RunnerProcess, connect
+from determined.experiment.executors._environment import base_environment
 from determined.experiment.runner._run_specs import CheckpointFinder, RunSpecs
 from determined.experiment.runner._search_replay import SearchReplay
 from determined.experiment.runner._state import Rules
@@ -216,10 +216,8 @@ def _wait_for_claim(started: _Started, store: ExperimentStore, deadline: float) 
 
 
 def runner_environment(home: Home) -> dict[str, str]:
-    """Return the variables of a runner, without those of a trial that this process may be part of."""
-    trial = TrialInfo(trial_id=0, experiment_id=0, trial_seed=0, hparams={}, _config={})
-    of_trial = ClusterInfo(trial=trial, latest_checkpoint="any").to_environment().keys()
-    own = {name: value for name, value in os.environ.items() if name not in of_trial}
+    """Return the variables of a runner, without those of a training that this process may be part of."""
+    own = base_environment(os.environ)
     if paths := own.get("PYTHONPATH"):
         own["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths.split(os.pathsep))
     # A search computes with one thread: the cores are for the trials, whose number of threads is set for each.
