@@ -37,11 +37,12 @@ NAMES: dict[str, str] = {
         BestValidation Catalog Changeset CheckpointDeleted CheckpointRecord CheckpointSaved CheckpointState
         Continued Control Demand Desired ExperimentChange ExperimentDescription ExperimentRecord ExperimentStore
         KEEP Keep Lease Message MetadataChanged MetricReport MetricSummary ModelRecord ModelVersionRecord
-        NewTrial Overview Problem ProgressChanged RELAY_VARIABLE Registry RelayedRun RelayedWriter RelayedWrites RunDescription RunProcess RunRecord RunState SearchEvent
+        NewTrial Overview Problem ProgressChanged RELAY_VARIABLE Registry
+        RelayedRun RelayedWriter RelayedWrites RunDescription RunProcess RunRecord RunState SearchEvent
         SeedChanged Slots Snapshot StateChanged StatusChanged TrackingReader TrialChange TrialEntry
         TrialOverview TrialRecord TrialRequest TrialWriter Validation as_stored back_up
-        check_database encode_json is_comparable
-        lacks_room relay searcher_metric
+        check_database encode_json is_away is_comparable
+        lacks_room relay searcher_metric when_available
     """,
     "determined.experimental": "Checkpoint Determined Experiment Model ModelVersion Trial client test_one_batch",
     "determined.common": "set_logger",
@@ -59,8 +60,8 @@ NAMES: dict[str, str] = {
     "determined.tensorboard": "EventFile current set_current summary_writer",
     "determined.experiment.config": """
         AdaptiveAshaSearcher AsyncHalvingSearcher Categorical Const CustomSearcher Double ExperimentConfig GpSearcher
-        GridSearcher Hyperparameter Int Length Log RandomSearcher Searcher SingleSearcher Space TpeSearcher from_map
-        load mask parse read
+        GridSearcher Hyperparameter Int Length Log RandomSearcher Searcher SingleSearcher SlotRange Space TpeSearcher
+        from_map load mask parse read
     """,
 }
 

@@ -7,6 +7,7 @@ import heapq
 import itertools
 import json
 import math
+import os
 import pathlib
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -149,10 +150,10 @@ class OwnSlots:
     def allowance(self, wanted: int, priority: int | None) -> int:
         return min(wanted, self.capacity if self.allowed is None else self.allowed)
 
-    def take(self, trial_id: int) -> Placement | None:
+    def take(self, trial_id: int, slots: int) -> Placement | None:
         taken = {slot for slots in self.held.values() for slot in slots}
-        free = [slot for slot in range(self.capacity) if slot not in taken][: self.unit]
-        if len(free) < self.unit:
+        free = [slot for slot in range(self.capacity) if slot not in taken][:slots]
+        if len(free) < min(slots, self.unit):
             return None
         self.held[trial_id] = free
         return {"slots": free}
@@ -192,12 +193,12 @@ class Simulation:
 
 def simulated(folder: pathlib.Path, config: Mapping[str, Any], pretend: Pretend, slots: int = 8) -> Simulation:
     """Return an experiment that has not begun."""
-    home = Home(folder)
+    home = Home(folder, os.environ.get("DET_DATABASE"))
     parsed = configs.from_map({"entrypoint": "python3 train.py", "reproducibility": {"experiment_seed": 1}, **config})
     store = ExperimentStore.create(home.database, ExperimentDescription(name="simulated", config=parsed.to_dict()))
     store.claim()
     executor = SimulatedExecutor(store.experiment_id, home.database, pretend)
-    own = OwnSlots(slots, parsed.resources.slots_per_trial)
+    own = OwnSlots(slots, parsed.resources.slot_range.min)
     return Simulation(store.experiment_id, home, parsed, store, executor, own)
 
 

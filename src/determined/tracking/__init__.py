@@ -61,8 +61,9 @@ from ._data.records import (
     is_comparable,
     searcher_metric,
 )
-from ._data.room import lacks_room
+from ._data.room import is_away, lacks_room
 from ._relay import RELAY_VARIABLE, RelayedRun, RelayedWriter, RelayedWrites, relay
+from ._waiting import when_available
 
 if TYPE_CHECKING:
     from ._catalog import Catalog
@@ -129,10 +130,12 @@ __all__ = [
     "back_up",
     "check_database",
     "encode_json",
+    "is_away",
     "is_comparable",
     "lacks_room",
     "relay",
     "searcher_metric",
+    "when_available",
 ]
 
 _LOADED_ON_USE = {

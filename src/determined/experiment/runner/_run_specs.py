@@ -32,7 +32,7 @@ class RunSpecs:
 
     def spec(self, trial: OpenTrial) -> RunSpec:
         """Return the latest run of a trial, at its placement and from its checkpoint."""
-        resources, config = self._config.resources, self._config
+        config = self._config
         return RunSpec(
             experiment_id=self._experiment_id,
             trial_id=trial.id,
@@ -46,7 +46,7 @@ class RunSpecs:
                 **self._home.variables,
                 **self._info(trial).to_environment(),
             },
-            ranks=resources.slots_per_trial,
+            ranks=trial.slots,
             placement=trial.placement or {},
             grace_period=float(config.preemption_timeout),
             patterns=[policy.pattern for policy in config.log_policies if policy.pattern is not None],
@@ -68,7 +68,7 @@ class RunSpecs:
             allocation_id=f"{self._experiment_id}.{trial.id}.{trial.run_id}",
             cluster_id="local",
             agent_id="local",
-            container_slot_counts=[max(self._config.resources.slots_per_trial, 1)],
+            container_slot_counts=[trial.slots],
         )
 
 
@@ -85,11 +85,7 @@ class CheckpointFinder:
         """Begin to look for the checkpoint of a trial; `found` returns it later."""
         saved = TrackingReader(self._home.database).checkpoints(self._experiment_id, trial_id)
         present = [one for one in saved if one.state is CheckpointState.COMPLETED]
-        if present:
-            self._wanted[trial_id] = self._thread.submit(_newest_intact, present)
-        else:
-            self._wanted[trial_id] = future = Future[CheckpointRecord | None]()
-            future.set_result(None)
+        self._wanted[trial_id] = self._thread.submit(_newest_intact, present)
 
     def found(self) -> dict[int, CheckpointRecord | None]:
         """Return what was found since the last call, by trial id: None for a trial without an intact checkpoint."""

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from determined.experiment.config import SlotRange
 from determined.experiment.executors._base import Device, Handle, Placement
 from determined.experiment.executors.ray._leftovers import groups_of, remove_group
 from determined.experiment.executors.ray._ray import Node, living_nodes
@@ -33,6 +34,11 @@ class _Group:
     trial_id: int | None = None
     idle_since: float = dataclasses.field(default_factory=time.monotonic)
 
+    @property
+    def size(self) -> int:
+        """How many slots it has."""
+        return int(sum(next(iter(bundle.values())) for bundle in self.group.bundle_specs))
+
 
 class RayAllocator:
     """Slots of a cluster, shared with whatever else runs there.
@@ -41,9 +47,9 @@ class RayAllocator:
     to the next, unless another experiment waits for slots.
     """
 
-    def __init__(self, prefix: str, slots_per_trial: int) -> None:
+    def __init__(self, prefix: str, slots_per_trial: SlotRange) -> None:
         self._prefix = f"{prefix}slots-"
-        self._unit = slots_per_trial
+        self._range = slots_per_trial
         self._groups: dict[str, _Group] = {}
         self._nodes: dict[str, Node] = {}
         self._looked_at = float("-inf")
@@ -61,17 +67,19 @@ class RayAllocator:
         """Return what is wanted, as far as there is so much; whether it is free shows when it is taken."""
         surplus = [one for one in self._groups.values() if one.trial_id is None]
         for one in surplus:
-            is_wanted = self._unit * len(self._groups) <= wanted
+            is_wanted = sum(each.size for each in self._groups.values()) <= wanted
             if not is_wanted and time.monotonic() - one.idle_since > _IDLE_TIMEOUT_S:
                 self._remove(one)
         return min(wanted, self.capacity)
 
-    def take(self, trial_id: int) -> Placement | None:
+    def take(self, trial_id: int, slots: int) -> Placement | None:
         self._remove_broken()
+        least = min(slots, self._range.min)
+        for one in [one for one in self._groups.values() if one.trial_id is None]:
+            if not least <= one.size <= slots or self._is_stuck(one):
+                self._remove(one)
         free = [one for one in self._groups.values() if one.trial_id is None]
-        if not free:
-            free = [self._ask_for_group()]
-        for one in free:
+        for one in free or [self._ask_for_group(slots if least == slots else self._available(least, slots))]:
             if self._is_ready(one):
                 one.trial_id = trial_id
                 return one.placement
@@ -121,12 +129,24 @@ class RayAllocator:
     def _others_wait(self) -> bool:
         return any(state == "PENDING" and not name.startswith(self._prefix) for name, state in groups_of("").items())
 
-    def _ask_for_group(self) -> _Group:
+    def _is_stuck(self, one: _Group) -> bool:
+        """Return whether a group of an elastic trial waits for more slots than there are now."""
+        waited = time.monotonic() - one.idle_since
+        return self._range.is_elastic and one.placement is None and waited > _IDLE_TIMEOUT_S
+
+    def _available(self, least: int, most: int) -> int:
+        """Return how many slots an elastic trial asks for: those that are free now."""
+        import ray
+
+        free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]  # as Ray declares it
+        return max(least, min(most, int(free.get("GPU" if self._of_gpus else "CPU", 0))))
+
+    def _ask_for_group(self, slots: int) -> _Group:
         from ray.util import placement_group
 
         kind = "GPU" if self._of_gpus else "CPU"
         nodes = [node.slots(of_gpus=self._of_gpus) for node in self._living().values()]
-        bundles = [{kind: float(share)} for share in shares(self._unit, nodes)]
+        bundles = [{kind: float(share)} for share in shares(slots, nodes)]
         name = f"{self._prefix}{uuid.uuid4().hex[:12]}"
         group = placement_group(bundles, strategy="PACK", name=name, lifetime="detached")
         made = self._groups[name] = _Group(name, group, group.ready())
@@ -151,7 +171,12 @@ class RayAllocator:
             if len(done) < len(one.gpus):
                 return False
             ids = ray.get(one.gpus)
-        one.placement = {"group": one.name, "nodes": self._placed(one, nodes, ids)}
+        # The runner counts the slots; which they are is a matter of each node.
+        one.placement = {
+            "group": one.name,
+            "slots": list(range(one.size)),
+            "nodes": self._placed(one, nodes, ids),
+        }
         return True
 
     def _placed(self, one: _Group, nodes: dict[int, str], ids: Sequence[Sequence[str]]) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from determined import errors
 from determined._home import Home, home, make_private
+from determined.experiment.config import ExperimentConfig
 from determined.experiment.executors._base import Job
 from determined.experiment.executors.ray._agent import AgentSettings, packed
 from determined.experiment.executors.ray._allocator import RayAllocator
@@ -43,20 +44,21 @@ class RayCluster:
     def __init__(self, address: str) -> None:
         self._address = address
 
-    def check(self, config: Mapping[str, Any]) -> None:
+    def check(self, config: ExperimentConfig) -> None:
         """Refuse an experiment whose trials need more slots than there are, or whose files no node could reach."""
         if self._address.startswith("ray://"):
             self._check_from_outside()
-        needed = config["resources"]["slots_per_trial"]
+        range = config.resources.slot_range
         with joined(self._address):
             nodes = living_nodes().values()
             of_gpus = any(node.gpus for node in nodes)
             slots = sum(node.slots(of_gpus=of_gpus) for node in nodes)
-        if needed > slots:
+        if (needed := range.min) > slots:
+            name = "slots_per_trial.min" if range.is_elastic else "slots_per_trial"
             kind = "GPUs" if of_gpus else "CPUs"
             raise errors.InvalidExperimentException(
-                f"resources.slots_per_trial={needed}, but the Ray cluster has {slots} {kind} on {len(nodes)} node(s); "
-                f"write slots_per_trial: {slots} or less, or add nodes by `ray start --address=...`."
+                f"resources.{name}={needed}, but the Ray cluster has {slots} {kind} on {len(nodes)} node(s); "
+                f"write {name}: {slots} or less, or add nodes by `ray start --address=...`."
             )
 
     def _check_from_outside(self) -> None:
@@ -84,7 +86,7 @@ class RayCluster:
         # A runner in the cluster joins it where it is, whatever its address is outside.
         address = os.environ.get("RAY_ADDRESS", self._address)
         with joined(address), _probe(job.home) as probe:
-            allocator = RayAllocator(prefix, job.slots_per_trial)
+            allocator = RayAllocator(prefix, job.config.resources.slot_range)
             agents = _Agents(job, os.environ, probe)
             executor = RayExecutor(agents.make, agents.existing, agents.is_alive, allocator.adopt)
             try:
@@ -157,7 +159,7 @@ class _Agents:
 
 def _is_below_home(job: Job) -> bool:
     """Return whether the checkpoints are in a folder that need not exist on other nodes."""
-    storage = job.config.get("checkpoint_storage") or {}
+    storage = job.config.to_dict().get("checkpoint_storage") or {}
     path = str(storage.get("container_path") or storage.get("host_path") or "")
     is_folder = storage.get("type", "shared_fs") in _SHARED
     return is_folder and (not path or pathlib.Path(path).is_relative_to(job.home.path))

@@ -267,7 +267,8 @@ def _parts(spec: RunSpec, port: int) -> dict[str, RunSpec]:
     """Return the run of each node that together are a run."""
     nodes = spec.placement["nodes"]
     if len(nodes) == 1:
-        return {nodes[0]["node"]: dataclasses.replace(spec, placement=_local(nodes[0]))}
+        ranks = len(nodes[0]["slots"])  # not known from an earlier runner otherwise
+        return {nodes[0]["node"]: dataclasses.replace(spec, ranks=ranks, placement=_local(nodes[0]))}
     sizes = [len(node["slots"]) for node in nodes]
     addresses = [node["address"] for node in nodes]
     shared = {
