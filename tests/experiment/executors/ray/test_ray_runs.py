@@ -66,6 +66,34 @@ def test_a_trial_spans_nodes_and_leaves_nothing_on_the_cluster(lab: RayExperimen
 
 
 @pytest.mark.thorough
+def test_a_script_starts_its_ranks_on_all_nodes(lab: RayExperiments) -> None:
+    program = lab.code / "program.py"
+    program.write_text(program.read_text() + "\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
+    command = "python3 -m determined.launch.torch_distributed --trial program:Quick"
+    settings = config(
+        entrypoint=command, hyperparameters={"global_batch_size": 3}, resources={"slots_per_trial": 3}, max_restarts=0
+    )
+    id = lab.create(settings)
+    state = control.wait(id, 200, lab.home)
+    said = [line.text for line in read_logs(lab.home.experiment(id))]
+    assert state is RunState.COMPLETED, said
+    (trial,) = lab.records.trials(id)
+    assert trial.steps_completed == 8
+    assert {f"[rank={rank}] rank {rank} of 3" for rank in range(3)} <= set(said)
+
+
+@pytest.mark.thorough
+def test_an_elastic_trial_takes_the_slots_that_are_free(lab: RayExperiments) -> None:
+    settings = config(hyperparameters={"global_batch_size": 4}, resources={"slots_per_trial": {"min": 2, "max": 4}})
+    id = lab.create(settings)
+    assert control.wait(id, 120, lab.home) is RunState.COMPLETED
+    with lab.store(id) as store:
+        handle = store.runs(lab.records.trials(id)[0].id)[0].handle
+    assert handle is not None
+    assert sum(len(node["slots"]) for node in handle["placement"]["nodes"]) == 4
+
+
+@pytest.mark.thorough
 def test_a_search_is_the_same_as_on_one_machine(lab: RayExperiments, local_lab: Experiments) -> None:
     searcher = {
         "name": "async_halving",

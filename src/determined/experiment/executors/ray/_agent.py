@@ -11,6 +11,7 @@ import os
 import pathlib
 import queue
 import shutil
+import socket
 import sys
 import tarfile
 import tempfile
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 from determined._home import HOME_VARIABLE, make_private
 from determined.experiment.executors._base import EndReason, RunExit, RunSpec
 from determined.experiment.executors.local import LocalExecutor
+from determined.experiment.executors.ray._leftovers import remove_leftovers, runner_lives
 from determined.experiment.executors.ray._ray import end_this_actor
 from determined.experiment.executors.ray._relay import Relay
 from determined.tracking import RELAY_VARIABLE
@@ -94,6 +96,7 @@ class Agent:
 
     def __init__(self, settings: AgentSettings, code: bytes | None) -> None:
         self._settings = settings
+        self._prefix = settings.name.rpartition("node-")[0]
         self._folder = pathlib.Path(tempfile.gettempdir()) / f"resolute-{os.getuid()}" / settings.name
         make_private(self._folder)
         self._sees_home = settings.is_home or os.path.exists(settings.probe)
@@ -139,8 +142,6 @@ class Agent:
 
     def free_port(self, address: str) -> int:
         """Return a port of this node that nobody uses now."""
-        import socket
-
         with socket.create_server((address, 0)) as door:
             return int(door.getsockname()[1])
 
@@ -187,7 +188,10 @@ class Agent:
                 return
             self._take(exits)
             if time.monotonic() - self._heard > ORPHAN_TIMEOUT_S:
-                self._end_as_orphan()
+                if runner_lives(self._prefix):  # it waits, as for a database that is away
+                    self._heard = time.monotonic()
+                else:
+                    self._end_as_orphan()
         self._executor.close()
         if self._relay is not None:
             self._relay.close()
@@ -250,10 +254,8 @@ class Agent:
         for run in living:
             self._executor.stop(run.spec.trial_id)
         if not living:
-            from determined.experiment.executors.ray._leftovers import remove_leftovers
-
             self._is_over.set()
-            remove_leftovers(self._settings.name.rpartition("node-")[0], but=self._settings.name)
+            remove_leftovers(self._prefix, but=self._settings.name)
             threading.Timer(_TICK_S, end_this_actor).start()
 
     # News

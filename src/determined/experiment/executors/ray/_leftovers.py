@@ -6,6 +6,8 @@ import contextlib
 
 from determined.experiment.executors.ray._ray import actors_of, kill_actor
 
+_STATUS_TIMEOUT_S = 10.0
+
 
 def groups_of(prefix: str) -> dict[str, str]:
     """Return the states of the placement groups whose names begin with a prefix, by name."""
@@ -24,6 +26,16 @@ def remove_group(name: str) -> None:
 
     with contextlib.suppress(ValueError):
         remove_placement_group(get_placement_group(name))
+
+
+def runner_lives(prefix: str) -> bool:
+    """Return whether the actor of a runner says that its child lives."""
+    import ray
+
+    actor = actors_of(f"{prefix}runner").get(f"{prefix}runner")
+    with contextlib.suppress(ray.exceptions.RayError):
+        return actor is not None and ray.get(actor.call.remote("status"), timeout=_STATUS_TIMEOUT_S) is None
+    return False
 
 
 def remove_leftovers(prefix: str, but: str = "") -> None:
