@@ -39,7 +39,7 @@ def steps(lab: Experiments, id: int) -> int:
 
 def runs(lab: Experiments, id: int) -> list[RunRecord]:
     with lab.store(id) as store:
-        return list(store.runs(store.trials()[0].id))
+        return [run for trial in store.trials() for run in store.runs(trial.id)]
 
 
 def job(lab: Experiments, id: int) -> str:

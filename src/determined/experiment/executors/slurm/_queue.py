@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import subprocess
@@ -94,10 +95,8 @@ class SlurmQueue:
         self._cancel("--full", "--signal=KILL", *jobs)
 
     def _cancel(self, *arguments: str) -> None:
-        try:
+        with contextlib.suppress(QueueRefused):  # as when they have ended meanwhile: their states will tell
             _ask("scancel", "--quiet", *arguments)
-        except QueueRefused as error:  # as when they have ended meanwhile: their states will tell
-            raise QueueUnavailable(str(error)) from error
 
     def _parameters(self, spec: RunSpec) -> dict[str, Any]:
         """Return the parameters of a job as submitit calls them."""
