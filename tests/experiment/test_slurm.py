@@ -57,11 +57,20 @@ def test_a_trial_runs_as_a_job(lab: Experiments) -> None:
     assert list(read_logs(lab.home.trial(id, trial.id)))
 
 
-def test_ranks_on_two_nodes_meet_on_the_first(lab: Experiments) -> None:
-    id = lab.run(config(resources={"slots_per_trial": 4}, hyperparameters={"global_batch_size": 4},
-                        slurm={"slots_per_node": 2}), on="slurm")  # fmt: skip
-    (trial,) = lab.records.trials(id)
-    assert trial.state is RunState.COMPLETED, [line.text for line in read_logs(lab.home.trial(id, trial.id))]
+def test_ranks_on_two_nodes_meet_on_the_first_and_save_when_they_are_asked_to(lab: Experiments, slurm: Slurm) -> None:
+    settings = long(40, resources={"slots_per_trial": 4}, slurm={"slots_per_node": 2})
+    settings["hyperparameters"]["global_batch_size"] = 4
+    id = lab.create(settings, on="slurm")
+    first = job(lab, id)
+    assert "NumNodes=2" in slurm.run("scontrol", "show", "job", first)
+    eventually(lambda: steps(lab, id) >= 4)
+    control.pause(id, lab.home)
+    eventually(lambda: lab.state(id) is RunState.PAUSED)
+    control.activate(id, lab.home)
+    assert control.wait(id, 120, lab.home) is RunState.COMPLETED
+    paused, last = runs(lab, id)
+    assert (paused.reason, last.reason) == ("stopped", "completed")
+    assert last.started_from_step >= 4
 
 
 def test_a_paused_trial_goes_on_where_it_was(lab: Experiments, slurm: Slurm) -> None:

@@ -8,6 +8,7 @@ import os
 import pathlib
 import signal
 import sys
+from collections.abc import Iterator
 from types import FrameType
 
 from determined._home import RunFolder, private_opener
@@ -27,8 +28,11 @@ def run_job(folder: str) -> None:
     """Run what the spec in the folder of a run says to its end, and leave its exit there."""
     files = RunFolder(pathlib.Path(folder))
     spec = RunSpec.from_json(read_json(files.spec) or {})
-    for warning in _WARNINGS:
-        signal.signal(warning, lambda signum, frame: _note_interruption(files, signum, frame))
+    with _noting_warnings(files):
+        _run(spec, files)
+
+
+def _run(spec: RunSpec, files: RunFolder) -> None:
     if files.exit.exists():
         return  # Slurm has requeued a job whose run has ended
     if files.shim.exists():
@@ -58,8 +62,17 @@ def last_order(files: RunFolder) -> str:
     return words[-1] if words else ""
 
 
-def _note_interruption(files: RunFolder, signum: int, frame: FrameType | None) -> None:
-    _note(files, f"Slurm sent {signal.Signals(signum).name}")
+@contextlib.contextmanager
+def _noting_warnings(files: RunFolder) -> Iterator[None]:
+    def note(signum: int, frame: FrameType | None) -> None:
+        _note(files, f"Slurm sent {signal.Signals(signum).name}")
+
+    before = {warning: signal.signal(warning, note) for warning in _WARNINGS}
+    try:
+        yield
+    finally:
+        for warning, handler in before.items():
+            signal.signal(warning, handler)
 
 
 def _note(files: RunFolder, why: str) -> None:
