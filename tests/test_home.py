@@ -12,7 +12,7 @@ import platformdirs
 import pytest
 
 import determined
-from determined import tensorboard
+from determined import errors, tensorboard, tracking
 from determined._home import home
 
 SOURCES = pathlib.Path(determined.__file__).parents[1]
@@ -40,6 +40,46 @@ def test_relative_det_home_starts_at_the_working_folder(
 def test_default_is_the_users_data_folder(unset: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DET_HOME") if unset else monkeypatch.setenv("DET_HOME", "")
     assert home().path == platformdirs.user_data_path("resolute", appauthor=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("sqlite:///{folder}/a%20b.db", "{folder}/a b.db"),
+        ("{folder}/c.db", "{folder}/c.db"),
+        ("d.db", "{folder}/d.db"),
+        ("~/e.db", "{user}/e.db"),
+        ("postgresql://me@host/name", "postgresql://me@host/name"),
+        ("", "{home}/tracking.db"),
+    ],
+)
+def test_det_database_names_another_database(
+    given: str, found: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DET_DATABASE", given.format(folder=tmp_path))
+    expected = found.format(folder=tmp_path, user=pathlib.Path.home(), home=home().path)
+    assert home().database == (expected if "://" in expected else pathlib.Path(expected))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:se%40cret@host:5432/name",
+        "postgresql://me:se/cr@et@host/name",
+        "postgresql://me@host/name?sslmode=require&password=secret&host=x",
+        "mysql://me:secret@host/name",
+        "postgresql://me:secret@host:port/name",
+    ],
+)
+def test_the_password_of_the_database_is_never_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DET_DATABASE", url)
+    here = home()
+    with pytest.raises(errors.DatabaseException) as raised:
+        tracking.TrackingReader().experiments()
+    shown = [repr(here), here.database_name, str(raised.value), str(raised.value.__cause__)]
+    assert not [text for text in shown if "secret" in text or "cr@et" in text]
+    assert here.variables["DET_DATABASE"] == url
 
 
 def test_asking_for_the_home_folder_creates_nothing(tmp_path: pathlib.Path) -> None:

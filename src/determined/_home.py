@@ -8,8 +8,11 @@ import os
 import pathlib
 
 from determined import errors
+from determined._database_location import DatabaseLocation, located, name_of
 
 HOME_VARIABLE = "DET_HOME"
+DATABASE_VARIABLE = "DET_DATABASE"
+"""Names a tracking database that is not in the home folder: a path or a URL."""
 RUN_FOLDER_VARIABLE = "DET_RUN_FOLDER"
 """Tells a trial process the folder of its run."""
 
@@ -75,11 +78,28 @@ class Home:
     """Where Resolute keeps what outlives a process: records, checkpoints, TensorBoard files."""
 
     path: pathlib.Path
+    chosen_database: DatabaseLocation | None = dataclasses.field(default=None, repr=False)
+    """A database elsewhere; None for the one in this folder."""
 
     @property
-    def database(self) -> pathlib.Path:
-        """The tracking database (SQLite)."""
-        return self.path / "tracking.db"
+    def database(self) -> DatabaseLocation:
+        """The tracking database: the path of an SQLite file, or the URL of a server, which may hold a password."""
+        return self.path / "tracking.db" if self.chosen_database is None else self.chosen_database
+
+    @property
+    def database_name(self) -> str:
+        """What names the database in files, without user and password."""
+        return name_of(self.database)
+
+    @property
+    def may_have_database(self) -> bool:
+        """Whether there is a database; True for one on a server, which has to be asked."""
+        return not isinstance(self.database, pathlib.Path) or self.database.exists()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables by which another process finds this home folder and its database."""
+        return {HOME_VARIABLE: str(self.path), DATABASE_VARIABLE: str(self.database)}
 
     @property
     def checkpoints(self) -> pathlib.Path:
@@ -137,7 +157,10 @@ class Home:
 
 
 def home() -> Home:
-    """Return the home folder: `DET_HOME` if set, else the user's data folder of this platform."""
+    """Return the home folder: `DET_HOME` if set, else the user's data folder of this platform.
+
+    Its tracking database is what `DET_DATABASE` names, if that is set.
+    """
     chosen = os.environ.get(HOME_VARIABLE)
     path = pathlib.Path(chosen).expanduser().absolute() if chosen else _user_data_folder()
     try:
@@ -147,7 +170,8 @@ def home() -> Home:
             f"The home folder {os.fsencode(path)!r} has a name that is not UTF-8, which the record cannot hold; set "
             f"{HOME_VARIABLE} to another folder."
         ) from None
-    return Home(path)
+    database = os.environ.get(DATABASE_VARIABLE)
+    return Home(path, located(database) if database else None)
 
 
 def make_private(folder: pathlib.Path) -> None:

@@ -15,7 +15,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
         {
             *("errors", "_version", "_text", "_secrets", "_processes", "_slurm", "_gone", "_packages"),
-            *("util", "horovod"),
+            *("_database_location", "util", "horovod"),
         }
     ),
     frozenset({"_home", "_import", "processes", "keras", "searcher", "transformers"}),

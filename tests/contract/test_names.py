@@ -59,8 +59,8 @@ NAMES: dict[str, str] = {
     "determined.tensorboard": "EventFile current set_current summary_writer",
     "determined.experiment.config": """
         AdaptiveAshaSearcher AsyncHalvingSearcher Categorical Const CustomSearcher Double ExperimentConfig GpSearcher
-        GridSearcher Hyperparameter Int Length Log RandomSearcher Searcher SingleSearcher Space TpeSearcher from_map
-        load mask parse read
+        GridSearcher Hyperparameter Int Length Log RandomSearcher Searcher SingleSearcher SlotRange Space TpeSearcher
+        from_map load mask parse read
     """,
 }
 

@@ -50,6 +50,15 @@ def test_a_better_priority_gets_what_it_would_without_the_others(capacity: int, 
     assert {id: given for id, given in shares(capacity, wanting).items() if id in alone} == alone
 
 
+def test_elastic_trials_use_what_others_leave() -> None:
+    elastic = Claimant(1, 8, unit=2, is_elastic=True)
+    assert shares(5, [elastic]) == {1: 5}
+    assert shares(5, [elastic, Claimant(2, 2)]) == {1: 4, 2: 1}
+    assert shares(1, [elastic]) == {1: 0}
+    assert shares(9, [elastic, Claimant(2, 4, unit=4)]) == {1: 5, 2: 4}
+    assert shares(16, [elastic, Claimant(2, 20, unit=3, is_elastic=True)]) == {1: 7, 2: 9}
+
+
 def test_the_order_in_which_claims_are_read_does_not_matter() -> None:
     wanting = [Claimant(1, 4), Claimant(2, 4), Claimant(3, 1)]
     assert shares(5, wanting) == shares(5, wanting[::-1]) == {1: 2, 2: 2, 3: 1}

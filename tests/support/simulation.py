@@ -149,10 +149,10 @@ class OwnSlots:
     def allowance(self, wanted: int, priority: int | None) -> int:
         return min(wanted, self.capacity if self.allowed is None else self.allowed)
 
-    def take(self, trial_id: int) -> Placement | None:
+    def take(self, trial_id: int, slots: int) -> Placement | None:
         taken = {slot for slots in self.held.values() for slot in slots}
-        free = [slot for slot in range(self.capacity) if slot not in taken][: self.unit]
-        if len(free) < self.unit:
+        free = [slot for slot in range(self.capacity) if slot not in taken][:slots]
+        if len(free) < min(slots, self.unit):
             return None
         self.held[trial_id] = free
         return {"slots": free}
@@ -197,7 +197,7 @@ def simulated(folder: pathlib.Path, config: Mapping[str, Any], pretend: Pretend,
     store = ExperimentStore.create(home.database, ExperimentDescription(name="simulated", config=parsed.to_dict()))
     store.claim()
     executor = SimulatedExecutor(store.experiment_id, home.database, pretend)
-    own = OwnSlots(slots, parsed.resources.slots_per_trial)
+    own = OwnSlots(slots, parsed.resources.slot_range.min)
     return Simulation(store.experiment_id, home, parsed, store, executor, own)
 
 

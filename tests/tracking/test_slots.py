@@ -34,6 +34,13 @@ def test_nothing_is_given_if_too_few_are_free(slots: tracking.Slots) -> None:
     assert slots.take(1, 3, 5, 4) is None
 
 
+def test_fewer_slots_are_given_down_to_the_least(slots: tracking.Slots) -> None:
+    slots.take(1, 1, 1, 4)
+    assert slots.take(1, 2, 2, 4, least=1) == [1, 2]
+    assert slots.take(1, 3, 8, 4, least=2) is None
+    assert slots.take(1, 3, 8, 4, least=1) == [3]
+
+
 def test_a_trial_needs_no_slot_at_all(slots: tracking.Slots) -> None:
     assert slots.take(1, 1, 0, 0) == []
     assert slots.held() == []
@@ -126,6 +133,17 @@ def test_demands_say_what_living_runners_want_and_hold(
         assert one.since < two.since
         second.release()
         assert [demand.experiment_id for demand in slots.demands()] == [1]
+
+
+def test_the_demand_of_elastic_trials_has_their_smallest_number_of_slots(database: pathlib.Path) -> None:
+    config = {"resources": {"slots_per_trial": {"min": 2, "max": 8}}}
+    description = tracking.ExperimentDescription(name="elastic", config=config)
+    with tracking.ExperimentStore.create(database, description) as store, tracking.Slots(database) as slots:
+        store.claim()
+        (demand,) = slots.demands()
+        assert (demand.unit, demand.is_elastic) == (2, True)
+        with pytest.raises(errors.InvalidRequestException, match="slots_per_trial=2"):
+            store.ask(max_slots=1)
 
 
 def test_a_new_claim_wants_nothing_yet(store: tracking.ExperimentStore, slots: tracking.Slots) -> None:

@@ -48,7 +48,7 @@ def gc(
     folder = storage.store_for(store, home.checkpoints)
     done = {
         "incomplete checkpoints removed": folder.clear_leftovers(),
-        "checkpoints added to the database": record_unrecorded(folder, home.database) if home.database.exists() else [],
+        "checkpoints added to the database": record_unrecorded(folder, home.database) if home.may_have_database else [],
         "folders of deleted checkpoints removed": remove_unlisted(folder, home.database),
         "missing checkpoints marked as deleted": mark_missing(folder, home.database),
         "incompletely created experiments removed": experiment.control.remove_leftovers(home),

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from determined import errors, tracking
+from determined._database_location import shown
 from determined._home import home
 from determined._info import ClusterInfo
 from determined._version import VERSION
@@ -87,7 +88,7 @@ class RunRecorder:
     def origin(self) -> dict[str, Any]:
         """The run as a checkpoint names it, so that `det gc` can record the checkpoint if the run dies before."""
         experiment_id, trial_id = self._current_ids()
-        return {"database": str(self.database), "experiment_id": experiment_id, "trial_id": trial_id}
+        return {"database": self._home.database_name, "experiment_id": experiment_id, "trial_id": trial_id}
 
     @property
     def is_recorded(self) -> bool:
@@ -152,7 +153,7 @@ class RunRecorder:
             self._writer.close()
         if self._unwritten:
             raise errors.DatabaseException(
-                f"{len(self._unwritten)} reports of this run are not in {self.database}, which could not be "
+                f"{len(self._unwritten)} reports of this run are not in {shown(self.database)}, which could not be "
                 "written; the checkpoints are safe. Make room or permission there, or set DET_HOME to another folder."
             )
 
@@ -221,7 +222,7 @@ class RunRecorder:
             logger.warning(
                 "The tracking database %s was deleted, moved or replaced during this run. The run continues in the one "
                 "that is there now, with what was on record of it, as trial %d of experiment %d.",
-                self.database,
+                shown(self.database),
                 self._writer.trial_id,
                 self._writer.experiment_id,
             )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import pathlib
 import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from determined import errors, storage, tracking
+from determined._database_location import DatabaseLocation, name_of
 from determined.tracking import CheckpointState
 
 logger = logging.getLogger("determined.core")
@@ -40,7 +40,7 @@ def saved_message(saved: storage.SavedCheckpoint, timestamp: float) -> tracking.
     )
 
 
-def record_unrecorded(store: storage.CheckpointStore, database: pathlib.Path) -> list[str]:
+def record_unrecorded(store: storage.CheckpointStore, database: DatabaseLocation) -> list[str]:
     """Record the checkpoints that are complete in the store but not on record, oldest first, and return their ids.
 
     A run can die between saving and recording. Skips checkpoints of other databases, and damaged ones with a warning.
@@ -56,7 +56,7 @@ def record_unrecorded(store: storage.CheckpointStore, database: pathlib.Path) ->
     return recorded
 
 
-def remove_unlisted(store: storage.CheckpointStore, database: pathlib.Path) -> list[str]:
+def remove_unlisted(store: storage.CheckpointStore, database: DatabaseLocation) -> list[str]:
     """Remove the folders of checkpoints that are recorded as deleted, and return their ids."""
     deleted = {
         one.uuid for one in tracking.TrackingReader(database).checkpoints() if one.state is CheckpointState.DELETED
@@ -68,7 +68,7 @@ def remove_unlisted(store: storage.CheckpointStore, database: pathlib.Path) -> l
     return to_delete
 
 
-def mark_missing(store: storage.CheckpointStore, database: pathlib.Path) -> list[str]:
+def mark_missing(store: storage.CheckpointStore, database: DatabaseLocation) -> list[str]:
     """Record as deleted the checkpoints whose folder in this store is gone, and return their ids.
 
     Does nothing for an empty store: it may be a disk that is not mounted.
@@ -136,7 +136,7 @@ def _score(validation: Mapping[str, Any] | None, metric: tuple[str, bool] | None
 
 
 def _read_unrecorded(
-    store: storage.CheckpointStore, uuid: str, database: pathlib.Path
+    store: storage.CheckpointStore, uuid: str, database: DatabaseLocation
 ) -> tuple[int, int, tracking.CheckpointSaved] | None:
     """Return (experiment_id, trial_id, message) of an intact checkpoint of a run of this database, or None."""
     try:
@@ -144,7 +144,7 @@ def _read_unrecorded(
             if not saved.has_manifest:  # never complete, or not ours
                 return None
             match saved.manifest.origin:
-                case {"database": own, "experiment_id": int(experiment), "trial_id": int(trial)} if own == str(
+                case {"database": own, "experiment_id": int(experiment), "trial_id": int(trial)} if own == name_of(
                     database
                 ) and bool not in (type(experiment), type(trial)):
                     saved.verify()
@@ -156,6 +156,6 @@ def _read_unrecorded(
         return None
 
 
-def _record(database: pathlib.Path, experiment_id: int, trial_id: int, message: tracking.Message) -> None:
+def _record(database: DatabaseLocation, experiment_id: int, trial_id: int, message: tracking.Message) -> None:
     with tracking.TrialWriter.attach(database, experiment_id, trial_id) as recorder:
         recorder.write([message])

@@ -96,7 +96,7 @@ def check(
             "The config has no entrypoint; write entrypoint: model_def:MyTrial for a class in model_def.py, or a "
             "command."
         )
-    (cluster or connect()).check(config.to_dict())
+    (cluster or connect()).check(config)
     storage.store_for(config.to_dict()["checkpoint_storage"], home.checkpoints).check()
     source_checkpoint(config, home)
     Search(config.searcher, config.hyperparameters, config.seed, folder)  # raises if its method cannot be made

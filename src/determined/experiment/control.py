@@ -45,7 +45,7 @@ def activate(
     """
     if force or not is_run(experiment_id, at):
         record = TrackingReader((at or _home.home()).database).experiment(experiment_id)
-        connect(record.cluster, slots).check(configs.from_map(record.config or {}).to_dict())
+        connect(record.cluster, slots).check(configs.from_map(record.config or {}))
     _ask(experiment_id, Desired.ACTIVE, at, force=force)
     return _require_runner(experiment_id, at, slots)
 

@@ -321,6 +321,8 @@ def _require_possible(experiment: sa.Row[Any], desired: Desired) -> None:
 def _require_room_for_one(experiment: sa.Row[Any], max_slots: int | None) -> None:
     """Refuse a limit with which no trial could ever start."""
     needed = ((experiment.config or {}).get("resources") or {}).get("slots_per_trial") or 1
+    if isinstance(needed, dict):
+        needed = needed["min"]
     if max_slots is not None and max_slots < needed:
         raise errors.InvalidRequestException(
             f"max_slots={max_slots}: each trial of experiment {experiment.id} needs slots_per_trial={needed} slots; "

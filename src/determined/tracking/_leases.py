@@ -47,8 +47,12 @@ class Slots(OpenDatabase):
         count: int,
         capacity: int | Sequence[int],
         process: RunProcess | None = None,
+        *,
+        least: int | None = None,
     ) -> list[int] | None:
         """Give a trial the first free slots and return them; None if too few are free.
+
+        Fewer than `count` do if they are at least `least`.
 
         `capacity` is how many slots the host has, or the numbers of those that the trial may have. They are held by
         `process`, by default this one. What the trial holds already counts as free.
@@ -62,7 +66,7 @@ class Slots(OpenDatabase):
         with self._writing() as connection:
             taken = {lease.slot for lease in self._living(connection) if lease.trial_id != trial_id}
             free = [slot for slot in numbers if slot not in taken][:count]
-            if len(free) < count:
+            if len(free) < (count if least is None else least):
                 return None
             connection.execute(sa.delete(_LEASES).where(self._of_trial(trial_id)))
             owner = {"experiment_id": experiment_id, "trial_id": trial_id}
@@ -137,7 +141,10 @@ def _holding(process: RunProcess) -> dict[str, Any]:
 def _demand(row: sa.Row[Any], slots: Sequence[int]) -> Demand:
     resources = (row.config or {}).get("resources") or {}
     unit = resources.get("slots_per_trial") or 1
-    return fill(Demand, row, experiment_id=row.id, unit=unit, wanted=row.wanted_slots, slots=slots)
+    if is_elastic := isinstance(unit, dict):
+        unit = unit["min"]
+    values = {"experiment_id": row.id, "unit": unit, "is_elastic": is_elastic}
+    return fill(Demand, row, **values, wanted=row.wanted_slots, slots=slots)
 
 
 # Experiments: at most one living process runs one

@@ -29,6 +29,7 @@ from determined.experiment.config import (
     Log,
     RandomSearcher,
     SingleSearcher,
+    SlotRange,
     TpeSearcher,
     from_map,
     parse,
@@ -119,6 +120,15 @@ def test_null_means_the_default() -> None:
 
 def test_null_within_a_section_means_the_default() -> None:
     assert config(resources={"slots_per_trial": None, "max_slots": 3}).resources.slots_per_trial == 1
+
+
+def test_slots_per_trial_may_be_a_range() -> None:
+    elastic = config(resources={"slots_per_trial": {"min": 2, "max": 8}, "max_slots": 4})
+    assert elastic.resources.slot_range == SlotRange(min=2, max=8)
+    assert elastic.to_dict()["resources"]["slots_per_trial"] == {"min": 2, "max": 8}
+    assert from_map(elastic.to_dict()) == elastic
+    assert config(resources={"slots_per_trial": 3}).resources.slot_range == SlotRange(min=3, max=3)
+    assert config(resources={"slots_per_trial": {"max": 3}}).resources.slot_range == SlotRange(min=1, max=3)
 
 
 def test_seed_is_the_time_if_none_is_given() -> None:

@@ -261,7 +261,7 @@ def test_slots_that_come_too_late_are_released() -> None:
     world = World(RANDOM)
     world.step()
     world.step()
-    assert world.held == {1, 2}
+    assert world.held == {1: 1, 2: 1}
     world.record.ask(Desired.PAUSED)
     assert world.step() is RunState.PAUSED
     assert not world.held

@@ -131,7 +131,8 @@ class World:
         )
         self.record = Record()
         self.slots = slots
-        self.held: set[int] = set()
+        self.held: dict[int, int] = {}
+        """How many slots each trial has."""
         self.live: dict[int, int] = {}
         """The runs that go on, by trial."""
         self.asked: dict[int, Action] = {}
@@ -170,7 +171,7 @@ class World:
 
     def crash(self) -> None:
         """Let the runner die, and begin another one. The runs of the dead one go on until they notice."""
-        self.held &= self.live.keys()
+        self.held = {id: slots for id, slots in self.held.items() if id in self.live}
         self.state = self._new_runner()
 
     def _new_runner(self) -> RunnerState:
@@ -238,11 +239,12 @@ class World:
         for action, id in commands:
             match action:
                 case Action.TAKE:
-                    is_free = len(self.held) < self.slots and id not in self.held
-                    self._placements[id] = {"slots": [id]} if is_free else None
-                    self.held |= {id} if is_free else set()
+                    free = min(self.slots - sum(self.held.values()), self.state.trials[id].slots)
+                    is_enough = free >= self.state.rules.slots.min and id not in self.held
+                    self._placements[id] = {"slots": [id] * free} if is_enough else None
+                    self.held |= {id: free} if is_enough else {}
                 case Action.RELEASE:
-                    self.held.discard(id)
+                    self.held.pop(id, None)
                 case Action.FIND_CHECKPOINT:
                     self._found[id] = self.checkpoints.get(id)
                 case Action.START:

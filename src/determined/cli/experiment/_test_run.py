@@ -28,7 +28,7 @@ def try_out(config: ExperimentConfig, folder: pathlib.Path, includes: Iterable[p
     else:
         typer.echo(f"Running on a copy of the program: {entrypoint}\nwith {hparams}")
         typer.echo("Trainer.fit trains one batch (DET_TEST_MODE=1); a loop of your own runs to its end.")
-    if (slots := config.resources.slots_per_trial) > 1:
+    if (slots := config.resources.slot_range.max) > 1:
         typer.echo(f"The test runs on one slot; resources.slots_per_trial: {slots} is ignored.")
     began = time.monotonic()
     result = experiment.run_test(config, folder, first, includes)

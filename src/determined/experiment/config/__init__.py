@@ -11,7 +11,7 @@ from determined.experiment.config._experiment import ExperimentConfig
 from determined.experiment.config._hyperparameters import Categorical, Const, Double, Hyperparameter, Int, Log, Space
 from determined.experiment.config._load import from_map, load, parse, read
 from determined.experiment.config._searcher import Searcher, searchers
-from determined.experiment.config._section import Length
+from determined.experiment.config._section import Length, SlotRange
 
 if TYPE_CHECKING:
     from determined.experiment.search.methods.asha import AdaptiveAshaSearcher, AsyncHalvingSearcher
@@ -38,6 +38,7 @@ __all__ = [
     "RandomSearcher",
     "Searcher",
     "SingleSearcher",
+    "SlotRange",
     "Space",
     "TpeSearcher",
     "from_map",

@@ -92,7 +92,7 @@ def _place(loc: tuple[str | int, ...]) -> _Place:
     field, name = None, ""
     for part in loc:
         if isinstance(part, str) and part.startswith("\0"):
-            section = _kind_of(part)
+            section = _kind_of(part) or section
             continue
         path.append(part)
         if isinstance(part, str):

@@ -114,9 +114,14 @@ def _kinds(key: str, kinds: Iterable[type[Section]], known: Collection[str]) -> 
 def _sections(section: type[Section]) -> Iterator[tuple[str, type[Section]]]:
     """Yield the keys that hold a section of one kind, or a list of such sections."""
     for name, field in section.model_fields.items():
-        for part in (field.annotation, *get_args(field.annotation)):
+        for part in (field.annotation, *_members(field.annotation)):
             if name not in _WITH_KINDS and _is_section(part) and part is not Length:
                 yield name, part
+
+
+def _members(annotation: Any) -> list[Any]:
+    """Return the types of a union or a list, without their tags."""
+    return [get_args(part)[0] if get_origin(part) is Annotated else part for part in get_args(annotation)]
 
 
 def _is_section(annotation: Any) -> bool:

@@ -37,7 +37,7 @@ def _search_space(config: ExperimentConfig) -> Iterator[RuleViolation]:
 
 def _batch_size(config: ExperimentConfig) -> Iterator[RuleViolation]:
     size = config.hyperparameters.get(_BATCH_SIZE)
-    slots = config.resources.slots_per_trial
+    slots = config.resources.slot_range.max
     smallest = _smallest(size)
     if size is None or (smallest is not None and smallest >= slots):
         return

@@ -118,6 +118,27 @@ def tagged(name: str) -> str:
     return f"\0{name}"
 
 
+class SlotRange(Section):
+    """The slots of an elastic trial: it starts with as many as are free, from `min` to `max`.
+
+    At its next start, after a pause, a restart or a preemption, it continues with those that are free then.
+    It is not stopped to get more.
+    """
+
+    min: Annotated[Positive, key("Smallest number of slots; with fewer the trial waits.", 1)] = 1
+    max: Annotated[Positive, key("Largest number of slots.", 8)]
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of slots can differ from start to start."""
+        return self.min < self.max
+
+    def violations(self) -> Iterator[RuleViolation]:
+        """Yield that the range is empty."""
+        if self.max < self.min:
+            yield RuleViolation(("max",), f"it is less than min: {self.min}", f"Write max: {self.min} or more.")
+
+
 def is_finite_power(base: float, exponent: float) -> bool:
     """Return whether base**exponent fits a float."""
     try:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import Field, PlainValidator
+from pydantic import Discriminator, Field, PlainValidator, Tag
 
 from determined._secrets import MASK
 from determined.experiment.config._section import (
@@ -17,10 +17,12 @@ from determined.experiment.config._section import (
     Positive,
     RuleViolation,
     Section,
+    SlotRange,
     Text,
     ignored,
     key,
     rule_error,
+    tagged,
 )
 
 _SBATCH_OPTION = re.compile(r"--([a-z][a-z-]*)(?:=.+)?", re.DOTALL)
@@ -31,7 +33,15 @@ _VARIABLE = re.compile(r"[^\W\d]\w*=.*", re.DOTALL | re.ASCII)
 class Resources(Section):
     """The part of the machine that an experiment may use. A slot is a GPU, or a part of the CPU without GPUs."""
 
-    slots_per_trial: Annotated[Positive, key("Number of slots of a trial; one process trains on each.", 2)] = 1
+    slots_per_trial: Annotated[
+        Annotated[Positive, Tag(tagged("number"))] | Annotated[SlotRange, Tag(tagged("range"))],
+        Discriminator(lambda value: tagged("range" if isinstance(value, Mapping | SlotRange) else "number")),
+        key(
+            "Number of slots of a trial; one process trains on each. `{min: 2, max: 8}` makes the trial elastic: it "
+            "starts with as many slots as are free.",
+            2,
+        ),
+    ] = 1
     max_slots: Annotated[
         Positive | None, key("Maximum number of slots of the experiment at once; null = no limit.", 4)
     ] = None
@@ -44,12 +54,19 @@ class Resources(Section):
 
     def violations(self) -> Iterator[RuleViolation]:
         """Yield that no trial can ever start."""
-        if self.max_slots is not None and self.slots_per_trial > self.max_slots:
+        needed = self.slot_range.min
+        if self.max_slots is not None and needed > self.max_slots:
             yield RuleViolation(
                 ("slots_per_trial",),
-                f"a trial that needs {self.slots_per_trial} slots never fits into max_slots={self.max_slots}",
-                f"Write max_slots: {self.slots_per_trial}, or fewer slots_per_trial.",
+                f"a trial that needs {needed} slots never fits into max_slots={self.max_slots}",
+                f"Write max_slots: {needed}, or fewer slots_per_trial.",
             )
+
+    @property
+    def slot_range(self) -> SlotRange:
+        """The smallest and the largest number of slots of a trial."""
+        given = self.slots_per_trial
+        return given if isinstance(given, SlotRange) else SlotRange(min=given, max=given)
 
 
 class Slurm(Section):

@@ -8,16 +8,22 @@ import pathlib
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias
 
 from determined._home import Home, RunFolder
 from determined.launch import is_class_entrypoint
+
+if TYPE_CHECKING:
+    from determined.experiment.config import ExperimentConfig
 
 Device: TypeAlias = Literal["cpu", "cuda"]
 Handle: TypeAlias = Mapping[str, Any]
 """What an executor finds a run by: JSON that means something to that executor only."""
 Placement: TypeAlias = Mapping[str, Any]
-"""Where a run may run: JSON from an allocator that means something to its executor only."""
+"""Where a run may run: JSON from an allocator that means something to its executor only.
+
+Its entry `slots` is a list with one entry for each slot that the trial got; the rest is up to the two.
+"""
 
 STARTUP_HOOK = "startup-hook.sh"
 """A script of the program that bash runs before each run of a trial."""
@@ -168,8 +174,8 @@ class Allocator(Protocol):
     def allowance(self, wanted: int, priority: int | None) -> int:
         """Return how many of the `wanted` slots the experiment may hold now."""
 
-    def take(self, trial_id: int) -> Placement | None:
-        """Reserve the slots of a trial; None if too few are free."""
+    def take(self, trial_id: int, slots: int) -> Placement | None:
+        """Reserve up to `slots` slots for a trial, as many as are free; None if too few are for any trial."""
 
     def attach(self, trial_id: int, handle: Handle) -> None:
         """Let a run hold the slots of its trial, so that they are free once that run and this runner are gone."""
@@ -183,13 +189,8 @@ class Job:
     """The experiment that a runner runs on a cluster."""
 
     experiment_id: int
-    config: Mapping[str, Any]
-    """The whole config, with every default."""
+    config: ExperimentConfig
     home: Home
-
-    @property
-    def slots_per_trial(self) -> int:
-        return int(self.config["resources"]["slots_per_trial"])
 
 
 class RunnerProcess(Protocol):
@@ -209,7 +210,7 @@ class Cluster(Protocol):
     Each process that deals with an experiment makes its own. To make one costs little and changes nothing.
     """
 
-    def check(self, config: Mapping[str, Any]) -> None:
+    def check(self, config: ExperimentConfig) -> None:
         """Raise `InvalidExperimentException` if an experiment with this config cannot run here."""
 
     def start_runner(self, command: Sequence[str], environment: Mapping[str, str], job: Job) -> RunnerProcess:

@@ -8,7 +8,8 @@ import pathlib
 import sys
 from collections.abc import Mapping
 
-from determined._home import HOME_VARIABLE, RUN_FOLDER_VARIABLE
+from determined._database_location import located
+from determined._home import DATABASE_VARIABLE, HOME_VARIABLE, RUN_FOLDER_VARIABLE
 from determined._info import ClusterInfo, TrialInfo
 from determined.experiment.executors._base import RunSpec
 from determined.launch import HARNESS, MODULE
@@ -35,6 +36,8 @@ def base_environment(variables: Mapping[str, str]) -> dict[str, str]:
     base = {name: value for name, value in variables.items() if is_shared[name]}
     if chosen := base.get(HOME_VARIABLE):  # one for all, wherever a run is
         base[HOME_VARIABLE] = str(pathlib.Path(chosen).expanduser().absolute())
+    if database := base.get(DATABASE_VARIABLE):
+        base[DATABASE_VARIABLE] = str(located(database))
     return base
 
 

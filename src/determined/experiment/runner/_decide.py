@@ -70,6 +70,7 @@ def restore(
             is_adopted=is_running,
             handle=open_runs.get(entry.id),
             is_checked=entry.run_id == 0,
+            slots=rules.slots.min,  # of a run that an earlier runner started, at least
         )
         state.trials[trial.id] = trial
     return state, [Command(Action.ADOPT, trial.id) for trial in state.running()]
@@ -330,7 +331,7 @@ class _Step:
                 self.commands.append(Command(Action.RELEASE, trial_id))
                 continue
             trial.run_id += 1
-            trial.is_running, trial.placement = True, placement
+            trial.is_running, trial.placement, trial.slots = True, placement, len(placement["slots"])
             steps = trial.checkpoint.steps_completed if trial.checkpoint is not None else 0
             self._trial_changes.append(
                 TrialChange(trial_id=trial_id, state=RunState.ACTIVE, run_id=trial.run_id, started_from_step=steps)
@@ -343,22 +344,31 @@ class _Step:
         state, allowance = self._state, self._inputs.allowance
         if allowance is None:
             return
-        running = state.running()
-        room = allowance // state.rules.slots_per_trial - len(running)
-        for trial in running[len(running) + min(room, 0) :]:
-            self._ask_to_stop(trial, StopReason.YIELD)
-        for trial in state.waiting()[: max(room, 0)]:
+        room = allowance
+        for trial in state.running():
+            room -= trial.slots
+            if room < 0:
+                self._ask_to_stop(trial, StopReason.YIELD)
+        for trial, slots in zip(state.waiting(), self._divided(room), strict=False):
+            trial.slots = slots
             if trial.is_checked:
                 self._command(Action.TAKE, trial)
             elif not trial.is_being_checked:
                 trial.is_being_checked = True
                 self._command(Action.FIND_CHECKPOINT, trial)
 
+    def _divided(self, room: int) -> list[int]:
+        """Return the slots of the trials that start next: as many trials as possible, with equal parts of the room."""
+        trials = min(max(room, 0) // self._state.rules.slots.min, len(self._state.waiting()))
+        each, rest = divmod(room, trials) if trials else (0, 0)
+        return [min(each + (number < rest), self._state.rules.slots.max) for number in range(trials)]
+
     def _set_wanted_slots(self) -> None:
         state = self._state
-        trials = len(state.running()) + len(state.waiting()) + len(state.created)
+        # Trials that run keep what they have.
+        waiting = (len(state.waiting()) + len(state.created)) * state.rules.slots.max
         limit = state.rules.capacity if state.control.max_slots is None else state.control.max_slots
-        wanted = min(trials * state.rules.slots_per_trial, limit)
+        wanted = min(sum(trial.slots for trial in state.running()) + waiting, limit)
         if wanted != state.wanted_slots:
             self._experiment["wanted_slots"] = state.wanted_slots = wanted
 

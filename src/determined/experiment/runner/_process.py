@@ -59,7 +59,7 @@ def _run(
     config: configs.ExperimentConfig, on: str | None, store: ExperimentStore, home: Home, given: Executor | None
 ) -> RunState:
     id, source = store.experiment_id, source_checkpoint(config, home)
-    with connect(on).open(Job(experiment_id=id, config=config.to_dict(), home=home)) as (allocator, executor):
+    with connect(on).open(Job(experiment_id=id, config=config, home=home)) as (allocator, executor):
         while True:
             driver = Driver(
                 rules=Rules.of(config, allocator.capacity),
@@ -161,7 +161,7 @@ def start(experiment_id: int, at: Home | None = None, slots: int | None = None) 
     record = TrackingReader(home.database).experiment(experiment_id)
     cluster, job = (
         connect(record.cluster, slots),
-        Job(experiment_id=experiment_id, config=record.config or {}, home=home),
+        Job(experiment_id=experiment_id, config=configs.from_map(record.config or {}), home=home),
     )
     with ExperimentStore.open(home.database, experiment_id) as store:
         deadline = time.monotonic() + _START_TIMEOUT_S
@@ -224,4 +224,4 @@ def runner_environment(home: Home) -> dict[str, str]:
     if paths := own.get("PYTHONPATH"):
         own["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths.split(os.pathsep))
     # A search computes with one thread: the cores are for the trials, whose number of threads is set for each.
-    return {**own, "DET_HOME": str(home.path), "OMP_NUM_THREADS": "1"}
+    return {**own, **home.variables, "OMP_NUM_THREADS": "1"}

@@ -32,7 +32,7 @@ class RunSpecs:
 
     def spec(self, trial: OpenTrial) -> RunSpec:
         """Return the latest run of a trial, at its placement and from its checkpoint."""
-        resources, config = self._config.resources, self._config
+        config = self._config
         return RunSpec(
             experiment_id=self._experiment_id,
             trial_id=trial.id,
@@ -43,10 +43,10 @@ class RunSpecs:
             environment={
                 "PATH": _path(),
                 **self._variables,
-                "DET_HOME": str(self._home.path),
+                **self._home.variables,
                 **self._info(trial).to_environment(),
             },
-            ranks=resources.slots_per_trial,
+            ranks=trial.slots,
             placement=trial.placement or {},
             grace_period=float(config.preemption_timeout),
             patterns=[policy.pattern for policy in config.log_policies if policy.pattern is not None],
@@ -68,7 +68,7 @@ class RunSpecs:
             allocation_id=f"{self._experiment_id}.{trial.id}.{trial.run_id}",
             cluster_id="local",
             agent_id="local",
-            container_slot_counts=[max(self._config.resources.slots_per_trial, 1)],
+            container_slot_counts=[trial.slots],
         )
 
 

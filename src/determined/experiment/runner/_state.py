@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
-from determined.experiment.config import ExperimentConfig
+from determined.experiment.config import ExperimentConfig, SlotRange
 from determined.experiment.executors import Handle, Placement, RunExit
 from determined.experiment.runner._outcome import StopReason
 from determined.experiment.runner._search_replay import SearchReplay
@@ -36,6 +36,8 @@ class OpenTrial:
     """What identifies its run for the executor; None until the executor tells."""
     placement: Placement | None = None
     """Where its run is; None while it waits."""
+    slots: int = 1
+    """How many slots its run has, or may take when it starts."""
     checkpoint: CheckpointRecord | None = None
     """What its next run starts from."""
     is_checked: bool = True
@@ -56,7 +58,8 @@ class Rules:
     max_restarts: int
     fatal_patterns: frozenset[str]
     """Patterns of the output after which a trial is not restarted."""
-    slots_per_trial: int
+    slots: SlotRange
+    """The slots of a trial."""
     capacity: int
     """The slots that there are."""
 
@@ -68,7 +71,7 @@ class Rules:
             entrypoint=entrypoint if isinstance(entrypoint, str) else shlex.join(entrypoint or []),
             max_restarts=config.max_restarts,
             fatal_patterns=frozenset(one.pattern for one in policies if one.pattern and one.action == "cancel_retries"),
-            slots_per_trial=config.resources.slots_per_trial,
+            slots=config.resources.slot_range,
             capacity=capacity,
         )
 

@@ -117,7 +117,7 @@ class Driver:
                     self.finder.find(id)
                 case Action.TAKE:
                     if None not in self._placements.values():  # else there are not enough slots for this one either
-                        self._placements[id] = placement = self._write(self.allocator.take, id)
+                        self._placements[id] = placement = self._write(self.allocator.take, id, state.trials[id].slots)
                         self._is_busy |= placement is not None
                 case Action.ATTACH:
                     self._write(self.allocator.attach, id, state.trials[id].handle or {})

@@ -224,7 +224,7 @@ class Lease:
 class Demand:
     """What the living runner of an experiment wants of the slots of a host and what it holds; `since` it runs.
 
-    `unit` is how many slots one of its trials needs.
+    `unit` is how many slots one of its trials needs at least; elastic ones can use more.
     """
 
     experiment_id: int
@@ -235,6 +235,7 @@ class Demand:
     """The numbers of those that it holds."""
     max_slots: int | None
     since: float
+    is_elastic: bool = False
 
     @property
     def held(self) -> int:

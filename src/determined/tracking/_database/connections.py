@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc, pool
 
 from determined import errors
+from determined._database_location import shown as without_password
 from determined._home import make_private
 
 from .schema import Damage
@@ -26,6 +27,8 @@ BUSY_TIMEOUT_S = 30.0  # seconds that a connection waits for another one's write
 _RETRY_DELAYS_S = 0.0005, 0.003  # seconds
 _random = random.SystemRandom()  # training's random numbers are not ours to draw
 ELSEWHERE = "set DET_HOME to another folder"
+_POSTGRESQL = "postgresql+psycopg"
+_LOCATIONS = "set DET_DATABASE to the path of an SQLite file or to a URL such as postgresql://user@host/name"
 SALVAGE = (
     "Restore a backup of that file, or move it away and a new one is created, or salvage what it holds with "
     "`sqlite3 FILE .recover`; checkpoints are not affected."
@@ -36,7 +39,7 @@ MAX_LOG_SIZE = 4 << 20  # bytes that the write-ahead log keeps once nobody needs
 def location(url_or_path: str | pathlib.Path) -> sa.URL:
     """Return the URL of a database that is given as a URL or as the path of an SQLite file."""
     if isinstance(url_or_path, str) and "://" in url_or_path:
-        url = _parsed(url_or_path)
+        url = _with_driver(_parsed(url_or_path))
     else:
         url = sa.URL.create("sqlite", database=os.fspath(pathlib.Path(url_or_path).absolute()))
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
@@ -50,17 +53,28 @@ def location(url_or_path: str | pathlib.Path) -> sa.URL:
 def _parsed(text: str) -> sa.URL:
     try:
         return sa.make_url(text)
-    except exc.ArgumentError as error:
+    except (exc.ArgumentError, ValueError):
         raise errors.DatabaseException(
-            f"{text!r} is not a database URL; pass a path, or a URL such as postgresql://user@host/name."
-        ) from error
+            f"{without_password(text)!r} is not the location of a database; {_LOCATIONS}."
+        ) from None
+
+
+def _with_driver(url: sa.URL) -> sa.URL:
+    """Return the URL with the driver that is used for its kind of server; `DatabaseException` if there is none."""
+    if url.drivername in ("postgresql", "postgres", _POSTGRESQL):
+        return url.set(drivername=_POSTGRESQL)
+    if url.get_backend_name() == "sqlite":
+        return url
+    raise errors.DatabaseException(
+        f"{shown(url)!r} is a database of a kind that cannot keep the record ({url.drivername}); {_LOCATIONS}."
+    )
 
 
 def shown(url: sa.URL) -> str:
     """Return the path of an SQLite file, or the URL without its password."""
     if url.get_backend_name() == "sqlite" and url.database:
         return url.database
-    return url.render_as_string(hide_password=True)
+    return without_password(url.set(drivername=url.get_backend_name()).render_as_string(hide_password=False))
 
 
 def file_of(url: sa.URL) -> pathlib.Path | None:

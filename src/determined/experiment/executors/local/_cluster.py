@@ -6,9 +6,9 @@ import contextlib
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from determined import _home, errors
+from determined.experiment.config import ExperimentConfig
 from determined.experiment.executors._base import Job
 from determined.experiment.executors.local._allocator import LocalAllocator
 from determined.experiment.executors.local._executor import LocalExecutor
@@ -29,14 +29,14 @@ class LocalCluster:
     def __init__(self, slots: int | None = None) -> None:
         self._slots = slots
 
-    def check(self, config: Mapping[str, Any]) -> None:
+    def check(self, config: ExperimentConfig) -> None:
         """Refuse an experiment whose trials need more slots than there are: they would wait for ever."""
-        needed, slots = config["resources"]["slots_per_trial"], this_machine(self._slots).slots
-        if needed > slots:
+        range, slots = config.resources.slot_range, this_machine(self._slots).slots
+        if (needed := range.min) > slots:
+            name = "slots_per_trial.min" if range.is_elastic else "slots_per_trial"
             raise errors.InvalidExperimentException(
-                f"resources.slots_per_trial={needed}, but this machine has {slots} slots; write slots_per_trial: "
-                f"{slots} or less, or, without GPUs, divide the CPU into more slots by --slots {needed} or "
-                f"DET_SLOTS={needed}."
+                f"resources.{name}={needed}, but this machine has {slots} slots; write {name}: {slots} or less, or, "
+                f"without GPUs, divide the CPU into more slots by --slots {needed} or DET_SLOTS={needed}."
             )
 
     def start_runner(self, command: Sequence[str], environment: Mapping[str, str], job: Job) -> subprocess.Popen[bytes]:
@@ -61,5 +61,7 @@ class LocalCluster:
     def open(self, job: Job) -> Iterator[tuple[LocalAllocator, LocalExecutor]]:
         """Give the slots of this machine, which all experiments share, and an executor."""
         with Slots(job.home.database) as slots, LocalExecutor() as executor:
-            allocator = LocalAllocator(slots, this_machine(self._slots), job.experiment_id, job.slots_per_trial)
+            allocator = LocalAllocator(
+                slots, this_machine(self._slots), job.experiment_id, job.config.resources.slot_range
+            )
             yield allocator, executor
