@@ -1,72 +1,70 @@
-"""How the slots of a trial spread over the nodes of a Slurm cluster."""
+"""How the slots of a trial spread over the nodes of a Slurm partition."""
 
 from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from determined import errors
+from determined.experiment.config import ExperimentConfig
 
 _TIMEOUT_S = 60.0
 _GPUS = re.compile(r"gpu(?::([^:,()]+))?:(\d+)")
 
 
 class Layout(NamedTuple):
-    """What a trial gets of a cluster."""
+    """The nodes that a trial gets."""
 
     nodes: int
     slots_per_node: int
+
+
+class Partition(NamedTuple):
+    """The nodes that jobs go to. A slot is a GPU, or a CPU where no node has GPUs."""
+
+    sizes: Sequence[int]
+    """The slots of each node."""
     has_gpus: bool
-    capacity: int
-    """The slots of all nodes."""
+    slots_per_node: int | None
+    """What the config asks for."""
+
+    @property
+    def capacity(self) -> int:
+        """The slots of all nodes."""
+        return sum(self.sizes)
+
+    def layout(self, slots: int) -> Layout | None:
+        """Return the fewest nodes for that many slots, the same number on each; None if there are not enough."""
+        wanted = range(slots, 0, -1) if self.slots_per_node is None else [min(self.slots_per_node, slots)]
+        fitting = (Layout(slots // size, size) for size in wanted if slots % size == 0)
+        return next((one for one in fitting if self._nodes_with(one.slots_per_node) >= one.nodes), None)
+
+    def _nodes_with(self, slots: int) -> int:
+        return sum(size >= slots for size in self.sizes)
 
 
-class _Nodes(NamedTuple):
-    """Nodes that are alike."""
-
-    number: int
-    cpus: int
-    gpus: int
-
-
-def layout_of(config: Mapping[str, Any]) -> Layout:
-    """Return the layout of the trials of an experiment; a slot is a GPU, or a CPU where the nodes have no GPUs."""
-    section, slots = config["slurm"], int(config["resources"]["slots_per_trial"])
-    nodes = _nodes(section["sbatch_args"], section["gpu_type"])
-    has_gpus = any(node.gpus for node in nodes)
-    if section["gpu_type"] is not None and not has_gpus:
+def partition_of(config: ExperimentConfig) -> Partition:
+    """Return the partition that the trials of an experiment run in; refuses one that is too small for them."""
+    section, slots = config.slurm, config.resources.slot_range.min
+    found = _partition(section.sbatch_args, section.gpu_type, section.slots_per_node)
+    what = "GPUs" if found.has_gpus else "CPUs"
+    if section.gpu_type is not None and not found.has_gpus:
         raise errors.InvalidExperimentException(
-            f"slurm.gpu_type={section['gpu_type']!r}: no node of the partition has such GPUs; `sinfo -o %G` lists them."
+            f"slurm.gpu_type={section.gpu_type!r}: no node of the partition has such GPUs; `sinfo -o %G` lists them."
         )
-    sizes = [node.gpus if has_gpus else node.cpus for node in nodes]
-    capacity = sum(node.number * size for node, size in zip(nodes, sizes, strict=True))
-    largest = max(sizes, default=0)
-    per_node = _slots_per_node(slots, section["slots_per_node"], largest)
-    if slots > capacity or per_node > largest:
+    if found.layout(slots) is None:
+        each = "" if section.slots_per_node is None else f" with slurm.slots_per_node={section.slots_per_node}"
         raise errors.InvalidExperimentException(
-            f"resources.slots_per_trial={slots} with {per_node} on a node: the nodes of the partition have "
-            f"{capacity} {'GPUs' if has_gpus else 'CPUs'}, at most {largest} on one; ask for fewer, or choose another "
-            "partition by slurm.sbatch_args: [--partition=NAME]."
+            f"resources.slots_per_trial={slots}{each} does not fit: all nodes of a trial have the same number of "
+            f"slots, and the partition has nodes with {', '.join(map(str, sorted(found.sizes)))} {what}. Ask for other "
+            "numbers, or choose another partition by slurm.sbatch_args: [--partition=NAME]."
         )
-    return Layout(slots // per_node, per_node, has_gpus, capacity)
+    return found
 
 
-def _slots_per_node(slots: int, wanted: int | None, largest: int) -> int:
-    if wanted is None:
-        fitting = [size for size in range(1, min(slots, largest) + 1) if slots % size == 0]
-        return max(fitting, default=1)
-    if slots > wanted and slots % wanted:
-        raise errors.InvalidExperimentException(
-            f"slurm.slots_per_node={wanted} does not divide resources.slots_per_trial={slots}; all nodes of a trial "
-            "have the same number of slots."
-        )
-    return min(slots, wanted)
-
-
-def _nodes(sbatch_args: Sequence[str], gpu_type: str | None) -> list[_Nodes]:
-    """Return the nodes of the partition that jobs go to."""
+def _partition(sbatch_args: Sequence[str], gpu_type: str | None, slots_per_node: int | None) -> Partition:
     chosen = [option for option in sbatch_args if option.startswith("--partition=")][-1:]
     command = ["sinfo", "--noheader", "--format=%P|%D|%c|%G", *chosen]
     try:
@@ -84,7 +82,10 @@ def _nodes(sbatch_args: Sequence[str], gpu_type: str | None) -> list[_Nodes]:
             f"Slurm has no {chosen[0].lstrip('-') if chosen else 'default partition'}; name one that `sinfo` lists in "
             "slurm.sbatch_args: [--partition=NAME]."
         )
-    return [_Nodes(int(count), int(cpus.rstrip("+")), _gpus(gres, gpu_type)) for _, count, cpus, gres in rows]
+    gpus = [_gpus(gres, gpu_type) for *_, gres in rows]
+    of_rows = gpus if any(gpus) else [int(cpus.rstrip("+")) for _, _, cpus, _ in rows]
+    sizes = [size for (_, count, *_), size in zip(rows, of_rows, strict=True) for _ in range(int(count)) if size]
+    return Partition(sizes, any(gpus), slots_per_node)
 
 
 def _gpus(gres: str, gpu_type: str | None) -> int:

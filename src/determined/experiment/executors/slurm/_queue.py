@@ -11,9 +11,10 @@ import zlib
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
+from determined.experiment.config import ExperimentConfig
 from determined.experiment.executors._base import RunSpec
 from determined.experiment.executors.slurm._job import run_job
-from determined.experiment.executors.slurm._layout import Layout
+from determined.experiment.executors.slurm._layout import Partition
 
 WARNING_S = 120
 """Seconds before its time limit at which Slurm warns a job."""
@@ -56,9 +57,9 @@ class JobQueue(Protocol):
 class SlurmQueue:
     """The Slurm whose commands are on PATH."""
 
-    def __init__(self, layout: Layout, section: Mapping[str, Any]) -> None:
-        self._layout = layout
-        self._section = section
+    def __init__(self, partition: Partition, config: ExperimentConfig) -> None:
+        self._partition = partition
+        self._section = config.slurm
 
     def submit(self, spec: RunSpec) -> str:
         import submitit
@@ -100,9 +101,10 @@ class SlurmQueue:
 
     def _parameters(self, spec: RunSpec) -> dict[str, Any]:
         """Return the parameters of a job as submitit calls them."""
-        layout, section = self._layout, self._section
-        given = dict(_option(text) for text in section["sbatch_args"])
-        kind = f"{section['gpu_type']}:" if section["gpu_type"] else ""
+        section, layout = self._section, self._partition.layout(spec.ranks)
+        assert layout is not None  # the allocator asks for what fits
+        given = dict(map(_option, section.sbatch_args))
+        kind = f"{section.gpu_type}:" if section.gpu_type else ""
         own: dict[str, Any] = {
             "job_name": _name(spec),
             "nodes": layout.nodes,
@@ -111,9 +113,9 @@ class SlurmQueue:
             "time": None,  # that of the partition, unless sbatch_args has one
             "wckey": None,
         }
-        if layout.has_gpus and not {"gpus", "gpus-per-node", "gres"} & given.keys():
+        if self._partition.has_gpus and not {"gpus", "gpus-per-node", "gres"} & given.keys():
             own["gpus_per_node"] = f"{kind}{layout.slots_per_node}"
-        elif not layout.has_gpus and "cpus-per-task" not in given:
+        elif not self._partition.has_gpus and "cpus-per-task" not in given:
             own["cpus_per_task"] = layout.slots_per_node
         return {**own, "additional_parameters": {"signal": f"B:USR1@{WARNING_S}", **given}}
 
