@@ -143,7 +143,8 @@ class Slurm:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=self.environment,
+                # Not those of the test that starts a daemon again: it outlives that.
+                env={name: value for name, value in self.environment.items() if not name.startswith("DET_")},
                 start_new_session=True,
             )
 
