@@ -104,6 +104,17 @@ def test_an_interrupted_job_saves_and_the_trial_goes_on(lab: Experiments, slurm:
     assert first not in slurm.jobs()
 
 
+def test_workers_of_data_loaders_do_not_die_of_a_signal_to_all_processes(lab: Experiments, slurm: Slurm) -> None:
+    program = lab.code / "program.py"
+    program.write_text(program.read_text().replace("shuffle=True", "shuffle=True, num_workers=2"))
+    id = lab.create(long(min_checkpoint_period={"batches": 1000}), on="slurm")
+    first = job(lab, id)
+    eventually(lambda: steps(lab, id) >= 4)
+    slurm.run("scontrol", "requeue", first)
+    assert control.wait(id, 120, lab.home) is RunState.COMPLETED
+    assert runs(lab, id)[1].started_from_step >= 4
+
+
 def test_a_job_canceled_by_hand_counts_as_a_killed_run(lab: Experiments, slurm: Slurm) -> None:
     id = lab.create(long(max_restarts=0), on="slurm")
     first = job(lab, id)
