@@ -20,6 +20,7 @@ from determined.experiment.executors._exit_file import read_exit, read_json, wri
 from determined.experiment.executors.slurm._job import KILL, STOP
 from determined.experiment.executors.slurm._outcome import GOING, exit_without_file, is_over, settled_exit
 from determined.experiment.executors.slurm._queue import JobQueue, QueueRefused, QueueUnavailable
+from determined.tracking import lacks_room
 
 logger = logging.getLogger("determined.experiment")
 
@@ -44,8 +45,8 @@ class _Run:
     is_busy: bool = False
     """Whether its job is being submitted or looked for."""
     submit_at: float = 0.0
-    state: str | None = None
-    """As Slurm has said; None before that and while it has to be asked again."""
+    shim: Mapping[str, Any] | None = None
+    """Which process supervises it; None as long as its job waits in the queue."""
     wanted: EndReason | None = None
     overdue_at: float = 0.0
     """When Slurm is to kill it."""
@@ -55,12 +56,9 @@ class _Run:
     """How many answers of Slurm in a row say that it has ended, without an exit file."""
 
     @property
-    def has_begun(self) -> bool:
-        return self.spec.files.shim.exists()
-
-    @property
     def is_urgent(self) -> bool:
-        return self.exit is not None or self.times_gone > 0 or (self.wanted is not None and not self.has_begun)
+        """Whether Slurm's next answer decides about it."""
+        return self.exit is not None or self.times_gone > 0 or (self.wanted is not None and self.shim is None)
 
 
 class SlurmExecutor:
@@ -84,27 +82,18 @@ class SlurmExecutor:
     def start(self, spec: RunSpec) -> None:
         if spec.trial_id in self._runs:
             raise errors.MisuseError(f"Trial {spec.trial_id} has a run already; start another when it has ended.")
-        try:
-            make_private(spec.folder)
-            make_private(spec.files.job_files)
-            write_json(spec.files.spec, spec.to_json())
-            _order(spec, "")
-        except OSError as error:
-            self._exits.append(RunExit.of(spec, EndReason.NOT_STARTED, f"{error}"))
-        else:
-            self._runs[spec.trial_id] = _Run(spec)
+        self._runs[spec.trial_id] = _Run(spec)
 
     def handle(self, trial_id: int) -> Handle | None:
         """Return the job of a run, and its process on the first node; None as long as the job waits in the queue."""
         run = self._runs.get(trial_id)
-        shim = read_json(run.spec.files.shim) if run is not None and run.job is not None else None
-        return None if run is None or shim is None else {**shim, "job": run.job}
+        return None if run is None or run.shim is None or run.job is None else {**run.shim, "job": run.job}
 
     def stop(self, trial_id: int) -> None:
-        self._end(trial_id, EndReason.STOPPED, STOP)
+        self._end(trial_id, EndReason.STOPPED)
 
     def kill(self, trial_id: int) -> None:
-        self._end(trial_id, EndReason.KILLED, KILL)
+        self._end(trial_id, EndReason.KILLED)
 
     def poll(self, timeout_s: float | None) -> list[RunExit]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -149,13 +138,14 @@ class SlurmExecutor:
             self._ask(now)
 
     def _look(self, run: _Run) -> None:
-        """Look for the exit file of a run."""
+        """Look for the files that a run leaves when it begins and ends."""
         with contextlib.suppress(OSError):
             os.listdir(run.spec.folder)  # so that an NFS client forgets which files were not there
+        run.shim = run.shim or read_json(run.spec.files.shim)
         if run.exit is not None or (exit := read_exit(run.spec)) is None:
             return
         if run.wanted is None and run.job is not None and run.spec.files.interrupted.exists():
-            run.exit, run.state = exit, None  # only Slurm knows whether the job was canceled or comes back
+            run.exit = exit  # only Slurm knows whether the job was canceled or comes back
             self._ask_at = 0.0
         else:
             self._finish(run, exit)
@@ -168,17 +158,22 @@ class SlurmExecutor:
             self._left.add(run.job)
         self._exits.append(exit)
 
-    def _end(self, trial_id: int, wanted: EndReason, order: str) -> None:
+    def _end(self, trial_id: int, wanted: EndReason) -> None:
         run = self._runs.get(trial_id)
         if run is None or run.wanted is wanted or run.wanted is EndReason.KILLED:
             return
         run.wanted = wanted
-        run.overdue_at = time.monotonic() + _KILL_TIMEOUT_S + (0.0 if order == KILL else run.spec.grace_period)
-        with contextlib.suppress(OSError):  # a full disk: Slurm kills it when it is overdue
-            _order(run.spec, order)
-        self._ask_at = 0.0
+        grace_period = 0.0 if wanted is EndReason.KILLED else run.spec.grace_period
+        run.overdue_at = time.monotonic() + _KILL_TIMEOUT_S + grace_period
+        self._tell(run)
         if run.job is None and not run.is_busy and not run.is_adopted:
             self._finish(run, RunExit.of(run.spec, wanted, "before it had begun"))
+
+    def _tell(self, run: _Run) -> None:
+        """Let a job know what is wanted of it, or end it before it has begun."""
+        with contextlib.suppress(OSError):  # a full disk: Slurm kills it when it is overdue
+            _order(run.spec, KILL if run.wanted is EndReason.KILLED else STOP)
+        self._ask_at = 0.0
 
     # Talking to Slurm, on the thread
 
@@ -191,8 +186,10 @@ class SlurmExecutor:
 
     def _submit(self, run: _Run) -> None:
         def submit() -> str:
+            _prepare(run.spec)
             job = self._queue.submit(run.spec)
-            write_json(run.spec.files.job, {"job": job})
+            with contextlib.suppress(OSError):  # a full disk: its handle and its name say it too
+                write_json(run.spec.files.job, {"job": job})
             return job
 
         self._call(submit, lambda future: self._on_submitted(run, future))
@@ -209,10 +206,11 @@ class SlurmExecutor:
             if run.wanted is not None:
                 self._finish(run, RunExit.of(run.spec, run.wanted, "before it had begun"))
         except (QueueRefused, OSError) as error:
-            self._finish(run, RunExit.of(run.spec, EndReason.NOT_STARTED, f"Slurm refused its job: {error}"))
+            self._finish(run, RunExit.of(run.spec, EndReason.NOT_STARTED, f"its job cannot be submitted: {error}"))
         else:
             logger.info("trial %d: run %d is job %s of Slurm", run.spec.trial_id, run.spec.run_id, run.job)
-            self._ask_at = 0.0 if run.wanted is not None else self._ask_at
+            if run.wanted is not None:
+                self._tell(run)
 
     def _on_found(self, run: _Run, future: Future[str | None]) -> None:
         run.is_busy = False
@@ -231,7 +229,7 @@ class SlurmExecutor:
         if not jobs:
             return
         self._is_asking = True
-        unwanted = [job for job, run in runs.items() if run.wanted is not None and not run.has_begun]
+        unwanted = [job for job, run in runs.items() if run.wanted is not None and run.shim is None]
         overdue = [job for job, run in runs.items() if run.wanted is not None and run.overdue_at <= now]
         waiting = [*unwanted, *self._left]
 
@@ -252,13 +250,12 @@ class SlurmExecutor:
             self._note_absence(error)
         else:
             if self._is_away:
-                logger.info("Slurm answers again")
+                logger.info("Slurm takes requests again")
             self._is_away = False
             self._left = {job for job in self._left if states.get(job, "") in GOING}
             for job, run in runs.items():
                 if self._runs.get(run.spec.trial_id) is run:
-                    run.state = states.get(job, "")
-                    self._judge(run, run.state)
+                    self._judge(run, states.get(job, ""))
         is_urgent = any(run.is_urgent for run in self._runs.values())
         self._ask_at = time.monotonic() + (_URGENT_ASK_S if is_urgent else _ASK_S)
 
@@ -268,7 +265,7 @@ class SlurmExecutor:
             if state not in ("RUNNING", "COMPLETING"):
                 self._finish(run, settled_exit(run.exit, state))
             return
-        run.times_gone = run.times_gone + 1 if is_over(state, run.has_begun) else 0
+        run.times_gone = run.times_gone + 1 if is_over(state, run.shim is not None) else 0
         # The file of its exit may come a moment later.
         if run.times_gone > 1 and read_exit(run.spec) is None:
             self._left.add(str(run.job))
@@ -280,8 +277,20 @@ class SlurmExecutor:
 
     def _note_absence(self, error: Exception) -> None:
         if not self._is_away:
-            logger.warning("Slurm does not answer; runs go on, and the runner asks again: %s", error)
+            logger.warning("Slurm does not take requests now; runs go on, and the runner asks again: %s", error)
         self._is_away = True
+
+
+def _prepare(spec: RunSpec) -> None:
+    """Write what a job needs; raises `QueueUnavailable` while the disk is full."""
+    try:
+        make_private(spec.files.job_files)
+        write_json(spec.files.spec, spec.to_json())
+        _order(spec, "")
+    except OSError as error:
+        if lacks_room(error):
+            raise QueueUnavailable(str(error)) from error
+        raise
 
 
 def _order(spec: RunSpec, word: str) -> None:

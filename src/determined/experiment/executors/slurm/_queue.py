@@ -27,11 +27,11 @@ _LATER = re.compile(
 )
 
 
-class QueueUnavailable(Exception):  # a state, which passes
+class QueueUnavailable(Exception):
     """Slurm does not answer now; the same may work later."""
 
 
-class QueueRefused(Exception):  # a decision
+class QueueRefused(Exception):
     """Slurm does not accept this, now or later."""
 
 
