@@ -18,7 +18,8 @@ import pytest
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol")
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 20.0
-# Nodes are called by addresses, so that the ranks of a job find its first node without a name server.
+# Nodes are called by addresses, so that the ranks of a job find its first node without a name server. A requeued job
+# begins when the credential of its first run has expired.
 _CONFIG = """
 ClusterName=test
 SlurmctldHost=localhost(127.0.0.1)
@@ -26,6 +27,7 @@ SlurmctldPort={controller}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/none
+AuthInfo=cred_expire=20
 CredType=cred/none
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
