@@ -20,6 +20,7 @@ import sys
 import tempfile
 
 SHORT = 100
+CONTENDERS = ("plain", "ours")
 JOBS = {"training": "train(batches, True)", "validation": "validate(batches)", "two": "train_two(batches, True)"}
 VALGRIND = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
 PROGRAM = """
@@ -35,18 +36,27 @@ batches = {batches}
 
 def count(contender: str, job: str, batches: int) -> int:
     """Return the instructions of a process that does a job."""
+    stderr = run(VALGRIND, contender, job, batches)
+    found = re.search(r"I +refs: +([\d,]+)", stderr)
+    if not found:
+        raise SystemExit(f"{contender} could not be counted: {stderr[-2000:]}")
+    return int(found[1].replace(",", ""))
+
+
+def run(prefix: list[str], contender: str, job: str, batches: int) -> str:
+    """Return the error output of a process that does a job."""
     program = PROGRAM.format(contender=contender, job=JOBS[job], batches=batches)
     with tempfile.TemporaryDirectory() as home:
         # Of instructions beyond AVX2, valgrind knows none; the hash seed settles the order of sets.
         settings = {"ATEN_CPU_CAPABILITY": "default", "CUDA_VISIBLE_DEVICES": "", "PYTHONHASHSEED": "0"}
         paths = [str(pathlib.Path(__file__).parent / "_peers"), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, **settings, "PYTHONPATH": os.pathsep.join(paths), "DET_HOME": home}
-        command = [*VALGRIND, sys.executable, "-c", program]
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        command = [*prefix, sys.executable, "-c", program]
         done = subprocess.run(command, env=environment | {"DET_PROGRESS": "1"}, capture_output=True, text=True)
-    found = re.search(r"I +refs: +([\d,]+)", done.stderr)
-    if done.returncode or not found:
-        raise SystemExit(f"{contender} could not be counted: {done.stderr[-2000:]}")
-    return int(found[1].replace(",", ""))
+    if done.returncode:
+        raise SystemExit(f"{contender} could not do {job}: {done.stderr[-2000:]}")
+    return done.stderr
 
 
 def main() -> int:
@@ -57,18 +67,21 @@ def main() -> int:
     if not shutil.which("valgrind"):
         print("benchmarks/instructions.py needs valgrind, which is not installed; `apt install valgrind` gets it.")
         return 0
+    for job in JOBS:
+        for contender in CONTENDERS:
+            run([], contender, job, 1)  # writes bytecode: compiling it takes more instructions than all batches
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         counts = {
             (job, contender, batches): pool.submit(count, contender, job, batches)
             for job in JOBS
-            for contender in ("plain", "ours")
+            for contender in CONTENDERS
             for batches in (SHORT, SHORT + arguments.batches)
         }
         for job in JOBS:
             plain, ours = (
                 (counts[job, contender, SHORT + arguments.batches].result() - counts[job, contender, SHORT].result())
                 / arguments.batches
-                for contender in ("plain", "ours")
+                for contender in CONTENDERS
             )
             name = "two optimizers" if job == "two" else job
             print(f"{name}: {plain:,.0f} instructions a batch plain, {ours:,.0f} ours: {ours / plain:.3f} times")

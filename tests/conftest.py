@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 import forking
+import postgres_server
 from hosts import Hosts, connected
 from slurm import Slurm, running
 
@@ -43,6 +44,9 @@ settings.register_profile("thorough", deadline=None, max_examples=100)
 settings.register_profile("torture", deadline=1000, max_examples=10_000)
 settings.load_profile("suite")
 
+USES_SERVER = os.environ.get("DET_TEST_DATABASE") == "postgresql"
+"""Whether each test shall use a PostgreSQL database of its own where it would use the file in its home folder."""
+
 
 @pytest.fixture(scope="session", autouse=True)
 def session_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
@@ -58,8 +62,41 @@ def matplotlib_folder(session_folder: pathlib.Path) -> pathlib.Path:
     return session_folder / "matplotlib"
 
 
+@pytest.fixture(scope="session")
+def postgresql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a PostgreSQL server that all tests of this session share."""
+    own = tmp_path_factory.getbasetemp()
+    with postgres_server.shared(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) as url:
+        yield url
+
+
+@pytest.fixture
+def postgresql_database(postgresql_server: str) -> Iterator[str]:
+    """The URL of a new, empty database on a PostgreSQL server."""
+    with postgres_server.database(postgresql_server) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def module_database(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What DET_DATABASE is for a home folder that the tests of a module share."""
+    if USES_SERVER:
+        with postgres_server.database(request.getfixturevalue("postgresql_server")) as url:
+            yield url
+    else:
+        yield ""
+
+
+@pytest.fixture
+def on_a_file() -> None:
+    """For tests of what SQLite files do, which have nothing to say of a server."""
+    if "DET_DATABASE" in os.environ:
+        pytest.skip("this is about SQLite files, not about the server that DET_TEST_DATABASE asks for")
+
+
 @pytest.fixture(autouse=True)
 def own_environment(
+    request: pytest.FixtureRequest,
     tmp_path: pathlib.Path,
     session_folder: pathlib.Path,
     matplotlib_folder: pathlib.Path,
@@ -76,6 +113,8 @@ def own_environment(
     monkeypatch.setenv("MPLCONFIGDIR", str(matplotlib_folder))
     monkeypatch.setenv("DET_HOME", str(tmp_path / "det-home"))
     monkeypatch.setenv("DET_PROGRESS", "0")
+    if USES_SERVER:
+        monkeypatch.setenv("DET_DATABASE", request.getfixturevalue("postgresql_database"))
     _use_one_torch_thread()
     yield
     caches = (".cache", ".nv", ".triton")  # the last two are of compilers for GPUs

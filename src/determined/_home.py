@@ -68,6 +68,11 @@ class RunFolder:
         return self.path / "interrupted"
 
     @property
+    def not_started(self) -> pathlib.Path:
+        """Why the entrypoint cannot be run; there only if it cannot."""
+        return self.path / "not_started"
+
+    @property
     def invalid_hp(self) -> pathlib.Path:
         """Why the trial gave up on its hyperparameters; there only if it did."""
         return self.path / "invalid_hp"

@@ -29,6 +29,8 @@ class TrialContext:
         self._hparams = None if hparams is None else dict(hparams)
         self._exp_conf = None if exp_conf is None else dict(exp_conf)
         self.stop_requested = False
+        self.divides_batches = False
+        """Whether the program asked for this rank's part of the global batch size."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -88,6 +90,7 @@ class TrialContext:
     def get_per_slot_batch_size(self) -> int:
         """Return the samples per batch on this rank: its part of the global batch size."""
         whole, ranks = self.get_global_batch_size(), self.distributed.size
+        self.divides_batches = True
         part, rest = divmod(whole, ranks)
         if rest and self.distributed.is_chief:
             warnings.warn(

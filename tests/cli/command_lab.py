@@ -141,7 +141,7 @@ class Lab:
 
     @property
     def records(self) -> tracking.TrackingReader:
-        return tracking.TrackingReader(self.home / "tracking.db")
+        return tracking.TrackingReader(os.environ.get("DET_DATABASE") or self.home / "tracking.db")
 
     def state(self, id: int) -> str:
         return self.records.experiment(id).state.value

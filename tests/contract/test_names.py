@@ -40,8 +40,8 @@ NAMES: dict[str, str] = {
         NewTrial Overview Problem ProgressChanged Registry RunDescription RunProcess RunRecord RunState SearchEvent
         SeedChanged Slots Snapshot StateChanged StatusChanged TrackingReader TrialChange TrialEntry
         TrialOverview TrialRecord TrialRequest TrialWriter Validation as_stored back_up
-        check_database encode_json is_comparable
-        lacks_room searcher_metric
+        check_database encode_json is_away is_comparable
+        lacks_room searcher_metric when_available
     """,
     "determined.experimental": "Checkpoint Determined Experiment Model ModelVersion Trial client test_one_batch",
     "determined.common": "set_logger",

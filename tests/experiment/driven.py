@@ -33,7 +33,10 @@ from determined import pytorch
 
 
 class Quick(pytorch.PyTorchTrial):
-    """Learns y = 2x from eight samples; slow, failing or picky if its hyperparameters say so."""
+    """Learns y = 2x from eight samples; slow, failing or picky if its hyperparameters say so.
+
+    One that `hurries_after` is slow until a file with that path is there.
+    """
 
     def __init__(self, context):
         self.context = context
@@ -57,7 +60,8 @@ class Quick(pytorch.PyTorchTrial):
 
     def train_batch(self, batch, epoch_idx, batch_idx):
         hparams = self.context.get_hparams()
-        time.sleep(hparams.get("seconds", 0.0))
+        if not os.path.exists(hparams.get("hurries_after", "")):
+            time.sleep(hparams.get("seconds", 0.0))
         if batch_idx == hparams.get("fails_at"):
             print("something went wrong")
             raise RuntimeError(f"batch {batch_idx} is a bad one")
@@ -90,7 +94,7 @@ class Experiments:
     """Experiments in a home folder of their own."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        self.home = Home(folder / "home")
+        self.home = Home(folder / "home", os.environ.get("DET_DATABASE"))
         self.code = folder / "code"
         self.code.mkdir(parents=True)
         (self.code / "program.py").write_text(PROGRAM)

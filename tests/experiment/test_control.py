@@ -69,6 +69,7 @@ def claim(workshop: Workshop, id: int, seconds_ago: float) -> None:
         store.claim(ELSEWHERE)
 
 
+@pytest.mark.usefixtures("on_a_file")
 def test_an_experiment_whose_container_is_gone_goes_on_without_force(workshop: Workshop) -> None:
     id = workshop.create(settings(1))
     claim(workshop, id, seconds_ago=300)
@@ -77,6 +78,7 @@ def test_an_experiment_whose_container_is_gone_goes_on_without_force(workshop: W
     assert workshop.drive(id) is RunState.COMPLETED
 
 
+@pytest.mark.usefixtures("on_a_file")
 def test_an_experiment_whose_container_is_gone_is_deleted_without_force(workshop: Workshop) -> None:
     id = workshop.create(settings(1))
     claim(workshop, id, seconds_ago=300)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from determined import errors
-from determined.tracking import RunState
+from determined._home import home
+from determined.tracking import RunState, TrackingReader
 from told import Workshop, settings
 
 
@@ -46,6 +47,7 @@ def test_an_experiment_whose_program_cannot_be_put_in_place_is_not_on_record(
     assert workshop.drive(workshop.create(settings(1))) is RunState.COMPLETED
 
 
+@pytest.mark.usefixtures("on_a_file")
 def test_what_an_experiment_of_a_lost_database_left_is_set_aside(
     workshop: Workshop, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -60,3 +62,18 @@ def test_what_an_experiment_of_a_lost_database_left_is_set_aside(
     assert (aside / log.name).read_text() == "of the lost one"
     assert str(aside) in caplog.text
     assert workshop.drive(id) is RunState.COMPLETED
+
+
+def test_the_experiments_of_two_databases_do_not_share_a_home_folder(
+    workshop: Workshop, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DET_DATABASE", raising=False)
+    in_the_folder = home()
+    workshop.home = in_the_folder
+    workshop.create(settings(1))
+    monkeypatch.setenv("DET_DATABASE", str(tmp_path / "other.db"))
+    workshop.home = home()
+    with pytest.raises(errors.StorageException, match=r"tracking\.db.*set DET_HOME to another folder"):
+        workshop.create(settings(1))
+    assert in_the_folder.code(1).is_dir()
+    assert TrackingReader().experiments() == []

@@ -200,15 +200,24 @@ def test_trials_whose_runner_was_killed_save_and_stop_and_go_on_later(lab: Exper
 
 @pytest.mark.thorough
 def test_experiments_at_once_share_the_slots(lab: Experiments) -> None:
-    searcher = {"name": "random", "metric": "validation_loss", "max_trials": 4, "max_length": {"batches": 60}}
-    settings = config(hyperparameters=SLOW, searcher=searcher)
+    searcher = {"name": "random", "metric": "validation_loss", "max_trials": 4, "max_length": {"batches": 4000}}
+    both_have_run = lab.code.parent / "both-have-run"
+    hyperparameters = SLOW | {"hurries_after": str(both_have_run)}
+    settings = config(
+        hyperparameters=hyperparameters,
+        searcher=searcher,
+        scheduling_unit=20,
+        min_validation_period={"batches": 1000},
+        min_checkpoint_period={"batches": 1000},
+    )
     first = lab.create(settings, slots=2)
     eventually(
         lambda: sum(t.state is RunState.ACTIVE and t.steps_completed > 0 for t in lab.records.trials(first)) == 2
     )
     second = lab.create(settings, slots=2)
-    eventually(lambda: any(trial.steps_completed > 0 for trial in lab.records.trials(second)), 60)
-    assert lab.state(first) is RunState.ACTIVE  # it had to make room, since its trials take longer than that
+    eventually(lambda: any(trial.steps_completed > 0 for trial in lab.records.trials(second)), 120)
+    assert lab.state(first) is RunState.ACTIVE  # it had to make room, since its trials take 200 s until then
+    both_have_run.touch()
     for id in (first, second):
         assert control.wait(id, 200, lab.home) is RunState.COMPLETED
         assert all(trial.restarts == 0 for trial in lab.records.trials(id))

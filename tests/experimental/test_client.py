@@ -33,11 +33,12 @@ LOSSES = [[3.0, 1.0, 2.0], [5.0, 4.0, 6.0]]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def finished(tmp_path_factory: pytest.TempPathFactory, module_database: str) -> pathlib.Path:
     """A home folder in which experiment 1 has run: trial 1 with the losses 5, 4, 6 and trial 2 with 3, 1, 2."""
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DET_HOME", str(folder / "home"))
+        patch.setenv("DET_DATABASE", module_database)
         patch.setenv("DET_PROGRESS", "0")
         config = settings(
             name="search",
@@ -57,9 +58,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture
-def known(finished: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def known(finished: pathlib.Path, module_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at what has finished; such tests change nothing."""
     monkeypatch.setenv("DET_HOME", str(finished))
+    monkeypatch.setenv("DET_DATABASE", module_database)
 
 
 @pytest.fixture

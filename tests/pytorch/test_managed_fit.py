@@ -12,7 +12,7 @@ import determined as det
 from determined import pytorch, tracking
 from determined._home import home
 from determined.pytorch import Batch
-from trials import fit, latest_checkpoint, line_data, records, saved_at, scripted, steps_of
+from trials import LineTrial, assert_same, fit, latest_checkpoint, line_data, records, saved_at, scripted, steps_of
 
 VALIDATION = line_data(8).tensors
 
@@ -33,6 +33,45 @@ def test_managed_length_comes_from_the_searcher(managed: Callable[..., None], le
 def test_managed_length_can_be_given(managed: Callable[..., None]) -> None:
     managed({"searcher": {"max_length": 50}})
     assert len(managed_fit(max_length=Batch(2)).seen) == 2
+
+
+class DividingTrial(LineTrial):
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        self.batch_size = self.context.get_per_slot_batch_size()
+        return super().build_training_data_loader()
+
+
+@pytest.mark.parametrize(("kind", "calls"), [(LineTrial, 2), (DividingTrial, 1)], ids=["fixed", "divided"])
+def test_a_batch_of_an_elastic_trial_is_that_of_all_its_slots(
+    managed: Callable[..., None], kind: type[LineTrial], calls: int
+) -> None:
+    config = {"searcher": {"max_length": 4}, "resources": {"slots_per_trial": {"min": 1, "max": 2}}}
+    managed(config, {"global_batch_size": 8})
+    trial = managed_fit(trial_class=kind)
+    expected = [(0, 0), (0, 1), (0, 2), (1, 3)]  # an epoch has 24 samples
+    assert trial.seen == [batch for batch in expected for _ in range(calls)]
+    assert [one.metrics["batches"] for one in records().metrics(1, "training")] == [4]
+
+
+def test_leaving_in_the_middle_of_a_batch_trains_it_again(managed: Callable[..., None]) -> None:
+    class LeavingTrial(LineTrial):
+        leaves = True
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if self.leaves and self.seen.count((0, 1)) == 1:
+                raise pytorch.ShouldExit
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    class StayingTrial(LeavingTrial):
+        leaves = False
+
+    managed({"searcher": {"max_length": 4}, "resources": {"slots_per_trial": {"min": 1, "max": 2}}})
+    managed_fit(trial_class=LeavingTrial)
+    resumed = managed_fit(trial_class=StayingTrial, latest_checkpoint=latest_checkpoint())
+    assert resumed.seen[0] == (0, 1)
+    managed({"searcher": {"max_length": 4}, "resources": {"slots_per_trial": {"min": 1, "max": 2}}})
+    whole = managed_fit(trial_class=StayingTrial)
+    assert_same(dict(resumed.model.state_dict()), dict(whole.model.state_dict()))
 
 
 def test_managed_run_takes_hparams_config_seed_and_ids_from_its_runner(managed: Callable[..., None]) -> None:

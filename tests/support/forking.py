@@ -151,6 +151,12 @@ def _requests() -> socket.socket:
     return ours
 
 
+def serve() -> None:
+    """Start the process that programs are forked from, unless it is there."""
+    with _STARTING:
+        _requests()
+
+
 def start(
     args: Sequence[str],
     *,

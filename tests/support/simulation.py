@@ -7,6 +7,7 @@ import heapq
 import itertools
 import json
 import math
+import os
 import pathlib
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -192,7 +193,7 @@ class Simulation:
 
 def simulated(folder: pathlib.Path, config: Mapping[str, Any], pretend: Pretend, slots: int = 8) -> Simulation:
     """Return an experiment that has not begun."""
-    home = Home(folder)
+    home = Home(folder, os.environ.get("DET_DATABASE"))
     parsed = configs.from_map({"entrypoint": "python3 train.py", "reproducibility": {"experiment_seed": 1}, **config})
     store = ExperimentStore.create(home.database, ExperimentDescription(name="simulated", config=parsed.to_dict()))
     store.claim()

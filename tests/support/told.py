@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from determined._home import Home
+from determined._home import home
 from determined.experiment import config as configs
 from determined.experiment import create, drive
 from determined.experiment.executors import InlineExecutor
@@ -87,7 +86,7 @@ class Workshop:
     """Experiments in the home folder of a test."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        self.home = Home(pathlib.Path(os.environ["DET_HOME"]))
+        self.home = home()
         self.code = folder / "code"
         self.code.mkdir(parents=True)
         (self.code / "program.py").write_text(PROGRAM)

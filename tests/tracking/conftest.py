@@ -16,8 +16,8 @@ from determined import tracking
 
 
 @pytest.fixture
-def database(tmp_path: pathlib.Path) -> pathlib.Path:
-    return tmp_path / "home" / "tracking.db"
+def database(tmp_path: pathlib.Path) -> str | pathlib.Path:
+    return os.environ.get("DET_DATABASE") or tmp_path / "home" / "tracking.db"
 
 
 @pytest.fixture

@@ -84,6 +84,7 @@ def test_the_metadata_of_a_checkpoint_can_be_changed(
 # Deleting
 
 
+@pytest.mark.usefixtures("on_a_file")
 def test_a_deleted_experiment_leaves_nothing_and_the_others_whole(
     store: tracking.ExperimentStore,
     catalog: tracking.Catalog,

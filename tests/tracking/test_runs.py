@@ -120,6 +120,7 @@ def test_the_best_of_any_other_metric_leaves_superseded_reports_out_too(
         assert writer.best_validation("other", smaller_is_better=True) == 0.5
 
 
+@pytest.mark.usefixtures("on_a_file")
 def test_what_is_superseded_stays_stored(
     store: tracking.ExperimentStore, trial: int, database: pathlib.Path, reader: tracking.TrackingReader
 ) -> None:

@@ -91,6 +91,7 @@ def kill_after(database: pathlib.Path, turns: int, delay: float) -> int:
     return said[-1]
 
 
+@pytest.mark.usefixtures("on_a_file")
 def test_of_a_turn_in_which_the_runner_is_killed_all_or_nothing_is_stored(database: pathlib.Path) -> None:
     tracking.ExperimentStore.create(database, driving.describe()).close()
     moments = random.Random(5)
@@ -131,6 +132,7 @@ def test_eight_trials_a_runner_and_a_page_do_not_disturb_each_other(database: pa
     assert len(decided) == len(set(decided)) == TRIALS * WRITES
 
 
+@pytest.mark.usefixtures("on_a_file")
 def test_a_log_that_is_in_use_is_not_read_again(database: pathlib.Path, store: tracking.ExperimentStore) -> None:
     """Reading it takes long, and who has it open has read it."""
     driving.add_trials(store, 3)

@@ -14,6 +14,8 @@ import pytest
 from determined import tracking
 from determined.errors import DatabaseException, TrackingException
 
+pytestmark = pytest.mark.usefixtures("on_a_file")
+
 PAGE = 4096
 REPORTS = 60
 

@@ -79,6 +79,7 @@ def test_eight_writers_never_wait_in_vain_for_each_other_a_reader_or_the_clearin
     assert long_reader.execute("SELECT count(*) FROM metrics").fetchone() == (0,), "it still sees its own moment"
 
 
+@pytest.mark.usefixtures("on_a_file")
 def test_waiting_for_others_takes_no_random_numbers_from_training(
     database: pathlib.Path, writer: tracking.TrialWriter, reader: tracking.TrackingReader
 ) -> None:
@@ -93,6 +94,7 @@ def test_waiting_for_others_takes_no_random_numbers_from_training(
     assert len(reader.metrics(1)) == 1
 
 
+@pytest.mark.usefixtures("on_a_file")
 def test_log_that_grew_while_somebody_read_shrinks_afterwards(
     database: pathlib.Path,
     writer: tracking.TrialWriter,
@@ -121,6 +123,7 @@ def test_log_is_gone_after_the_last_writer(
     assert len(reader.metrics(1)) == 1
 
 
+@pytest.mark.usefixtures("on_a_file")
 def test_second_run_of_a_process_does_not_take_the_locks_of_the_first(
     database: pathlib.Path, writer: tracking.TrialWriter, describe_run: Callable[..., Any]
 ) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import concurrent.futures
 import pathlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import driving
-import postgresql
 import pytest
 from driving import add_trials, begin_runs, event, report, saved
 
@@ -17,10 +16,9 @@ from determined import errors, tracking
 from determined.tracking import Changeset, Desired, RunState
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with postgresql.server() as url:
-        yield url
+@pytest.fixture
+def url(postgresql_database: str) -> str:
+    return postgresql_database
 
 
 def test_a_local_run_is_recorded(url: str, describe_run: Callable[..., Any]) -> None:
@@ -103,39 +101,28 @@ def test_of_many_who_claim_at_once_one_gets_the_experiment(url: str) -> None:
 
 
 def test_a_new_database_is_set_up_once_though_several_begin_with_it_at_once(url: str) -> None:
-    import sqlalchemy as sa
+    count = 8
+    start = threading.Barrier(count)
 
-    count = 6
-    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
-    for name in ("first", "second", "third"):
-        with engine.connect() as connection:
-            connection.exec_driver_sql(f"CREATE DATABASE {name}")
-        new = sa.make_url(url).set(database=name).render_as_string(hide_password=False)
-        start = threading.Barrier(count)
+    def open_new(number: int) -> bool:
+        start.wait(60)
+        if number % 2:
+            return tracking.TrackingReader(url).experiments() == []
+        with tracking.Slots(url):
+            return True
 
-        def open_new(_: int, new: str = new, start: threading.Barrier = start) -> bool:
-            start.wait(60)
-            with tracking.Slots(new):
-                return True
-
-        with concurrent.futures.ThreadPoolExecutor(count) as threads:
-            assert all(threads.map(open_new, range(count)))
-        assert tracking.TrackingReader(new).experiments() == []
-    engine.dispose()
+    with concurrent.futures.ThreadPoolExecutor(count) as threads:
+        assert all(threads.map(open_new, range(count)))
+    assert tracking.TrackingReader(url).experiments() == []
 
 
 def test_a_database_of_an_older_version_is_migrated(url: str, describe_run: Callable[..., Any]) -> None:
     import sqlalchemy as sa
 
-    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.exec_driver_sql("CREATE DATABASE older")
-    engine.dispose()
-    older = sa.make_url(url).set(database="older").render_as_string(hide_password=False)
-    with driving.claimed(older) as store:
+    with driving.claimed(url) as store:
         (id,) = add_trials(store)
         store.ask(requests={id: tracking.TrialRequest.KILL})
-    engine = sa.create_engine(older, isolation_level="AUTOCOMMIT")
+    engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         for statement in (
             "ALTER TABLE trials RENAME COLUMN requested TO wish",
@@ -147,7 +134,7 @@ def test_a_database_of_an_older_version_is_migrated(url: str, describe_run: Call
             "UPDATE schema_version SET version = 4",
         ):
             connection.exec_driver_sql(statement)
-    with tracking.ExperimentStore.open(older, 1) as store:
+    with tracking.ExperimentStore.open(url, 1) as store:
         assert store.control().requests == {id: tracking.TrialRequest.KILL}
     inspected = sa.inspect(engine)
     assert "tallies" not in inspected.get_table_names()
@@ -196,4 +183,4 @@ def test_a_runner_sees_every_validation_while_trials_write_at_once(url: str) -> 
 def test_a_server_that_is_not_there_is_named(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("psycopg", reason="psycopg is not installed (pip install 'resolute[postgres]')")
     with pytest.raises(errors.TrackingException, match="cannot be used"):
-        tracking.ExperimentStore.open(f"postgresql+psycopg://tests@/postgres?host={tmp_path}", 1)
+        tracking.ExperimentStore.open(f"postgresql://tests@/postgres?host={tmp_path}", 1)

@@ -19,6 +19,8 @@ from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 from determined import errors, tracking
 from determined.tracking._database import connections, migrations, schema
 
+pytestmark = pytest.mark.usefixtures("on_a_file")
+
 
 @pytest.fixture
 def engine(writer: tracking.TrialWriter, database: pathlib.Path) -> Iterator[sa.Engine]:

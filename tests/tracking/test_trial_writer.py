@@ -45,11 +45,13 @@ def test_start_records_an_active_experiment_with_one_trial(
     assert (trial.hparams, trial.seed, trial.git_commit, trial.pid) == ({"lr": 0.1}, 7, "abc123", os.getpid())
 
 
+@pytest.mark.usefixtures("on_a_file")
 def test_only_the_owner_may_read_the_database(writer: tracking.TrialWriter, database: pathlib.Path) -> None:
     assert stat.S_IMODE(database.stat().st_mode) == 0o600
     assert stat.S_IMODE(database.parent.stat().st_mode) == 0o700
 
 
+@pytest.mark.usefixtures("on_a_file")
 def test_the_database_is_in_write_ahead_mode(writer: tracking.TrialWriter, database: pathlib.Path) -> None:
     with closing(sqlite3.connect(database)) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
@@ -115,6 +117,7 @@ def test_a_deleted_checkpoint_keeps_its_record(writer: tracking.TrialWriter, rea
     assert states == {"one": tracking.CheckpointState.DELETED, "two": tracking.CheckpointState.COMPLETED}
 
 
+@pytest.mark.usefixtures("on_a_file")
 def test_a_write_that_fails_leaves_nothing(
     writer: tracking.TrialWriter, reader: tracking.TrackingReader, database: pathlib.Path
 ) -> None:
@@ -169,6 +172,7 @@ def test_attach_refuses_a_trial_of_another_experiment(writer: tracking.TrialWrit
         tracking.TrialWriter.attach(database, 99, writer.trial_id)
 
 
+@pytest.mark.usefixtures("on_a_file")
 def test_attach_does_not_create_a_database(database: pathlib.Path) -> None:
     with pytest.raises(errors.TrackingException, match=r"tracking\.db"):
         tracking.TrialWriter.attach(database, 1, 1)
@@ -202,6 +206,7 @@ def test_best_validation_looks_at_its_own_experiment_only(
         assert other.best_validation("loss", smaller_is_better=True) is None
 
 
+@pytest.mark.usefixtures("on_a_file")
 def test_the_database_holds_strict_json_only(database: pathlib.Path, describe_run: Callable[..., Any]) -> None:
     odd = {"nan": math.nan, "object": object()}
     with tracking.TrialWriter.start(database, describe_run(config=odd, hparams=odd)) as writer:
@@ -213,6 +218,7 @@ def test_the_database_holds_strict_json_only(database: pathlib.Path, describe_ru
     assert [json.loads(text)["nan"] for text in texts] == ["NaN"] * 4
 
 
+@pytest.mark.usefixtures("on_a_file")
 def test_a_file_that_is_no_database_is_refused_by_name(
     database: pathlib.Path, describe_run: Callable[..., Any]
 ) -> None:
@@ -235,6 +241,7 @@ def test_a_database_in_memory_is_refused(describe_run: Callable[..., Any]) -> No
         tracking.TrialWriter.start("sqlite://", describe_run())
 
 
+@pytest.mark.usefixtures("on_a_file")
 def test_a_sqlite_url_means_its_file(database: pathlib.Path, describe_run: Callable[..., Any]) -> None:
     tracking.TrialWriter.start(f"sqlite:///{database}", describe_run()).close()
     assert len(tracking.TrackingReader(database).experiments()) == 1

@@ -141,7 +141,7 @@ def served(folder: pathlib.Path, *options: str) -> Iterator[Site]:
             assert process.stdout is not None
             url = process.stdout.readline().split()[4]
             token = urllib.parse.parse_qs(urllib.parse.urlsplit(url).query).get("token", [""])[0]
-            yield Site(Home(folder), url, token)
+            yield Site(Home(folder, os.environ.get("DET_DATABASE")), url, token)
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 0
         finally:

@@ -52,6 +52,14 @@ class Outbox:
             self._accepted += 1
             self._deliver_by(time.monotonic() + within_s)
 
+    def put_again(self, deliver: Deliver, *, within_s: float) -> None:
+        """Call `deliver` with no message some time later; those that it delivers to use it. Not while this closes."""
+        with self._changed:
+            if not self._closed:
+                self._queue.append((deliver, None))
+                self._accepted += 1
+                self._deliver_by(time.monotonic() + within_s)
+
     def hurry(self) -> None:
         """Deliver everything handed over so far without waiting for more; returns before that is done."""
         with self._changed:

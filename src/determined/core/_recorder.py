@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -10,9 +11,10 @@ import pathlib
 import subprocess
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from determined import errors, tracking
 from determined._database_location import shown
@@ -24,9 +26,13 @@ from determined.core.distributed import DistributedContext
 
 logger = logging.getLogger("determined.core")
 
+T = TypeVar("T")
+
 _MAX_UNWRITTEN = 100_000
 _MAX_PER_TRANSACTION = 1000
 _GIT_TIMEOUT_S = 10
+_RETRY_S = 1.0
+_VALIDATION = "validation"
 # A local run opens the database this late, or with its first report. Opening it at once would take the interpreter
 # from the program, and delay its imports and its first batch.
 _OPEN_WITHIN_S = 5.0
@@ -61,8 +67,11 @@ class RunRecorder:
         self._ids = (info.trial.experiment_id, info.trial.trial_id) if info else (UNRECORDED_ID, UNRECORDED_ID)
         self._writer: tracking.TrialWriter | None = None
         self._unwritten: list[tracking.Message] = []
-        self._is_on = False  # the database is open, or will be tried again because there was no room for it
+        self._is_on = False  # the database is open, or will be tried again because it was full or away
         self._has_warned = False
+        self._will_retry = False
+        self._has_dropped = False
+        self._lock = threading.Lock()  # of what is unwritten: the training thread can wait for it, too
         # Started on this thread: loader workers forked meanwhile would keep a pipe open that the other waits on.
         self._git = _start_git() if outbox and not info else None
         self._opened = threading.Event()
@@ -117,7 +126,7 @@ class RunRecorder:
         if not self._opened.is_set():  # so that opening the database does not make the first report late
             return True
         # A search waits for validations, and what the trial trains until then may be wasted.
-        return self._info is not None and report.group == "validation"
+        return self._info is not None and report.group == _VALIDATION
 
     def flush(self) -> None:
         """Wait until all messages are written, or kept because the database cannot be written now."""
@@ -128,12 +137,14 @@ class RunRecorder:
         """Wait until all messages are in the database; raise what prevents it."""
         self.flush()
         if self._unwritten:
-            self._write_all()
+            self._when_server_answers(self._write_all)
 
     def best_validation(self, metric: str, smaller_is_better: bool) -> float | None:
         """Return the experiment's best recorded validation of a metric; None on workers."""
         self.flush()
-        return self._writer.best_validation(metric, smaller_is_better) if self._writer else None
+        if (writer := self._writer) is None:
+            return None
+        return self._when_server_answers(lambda: writer.best_validation(metric, smaller_is_better))
 
     def earlier_checkpoints(self) -> list[tracking.CheckpointRecord]:
         """Return the checkpoints to continue this run from, newest first: of its trial, or locally of its name."""
@@ -148,7 +159,11 @@ class RunRecorder:
         return [one for one in reversed(found) if one.state is tracking.CheckpointState.COMPLETED]
 
     def close(self) -> None:
-        """Close the database. Close the outbox first."""
+        """Close the database, after all is written to it; waits for a server that is away. Close the outbox first."""
+        if self._unwritten:
+            with contextlib.suppress(errors.TrackingException):  # the error below says what to do
+                self._has_warned = False  # so that it is said again what this waits for
+                self._when_server_answers(self._write_all)
         if self._writer is not None:
             self._writer.close()
         if self._unwritten:
@@ -176,7 +191,8 @@ class RunRecorder:
                 stacklevel=1,
             )
         except errors.TrackingException as error:
-            if not tracking.lacks_room(error):
+            # A run of an experiment was on record before it began; a script says at once what is wrong.
+            if not (tracking.lacks_room(error) or (self._info is not None and tracking.is_away(error))):
                 raise
             self._is_on = True
             self._warn(error)
@@ -206,16 +222,62 @@ class RunRecorder:
 
     def _write(self, messages: Sequence[tracking.Message]) -> None:
         """Write to the database; keep what it does not take now, so that training continues."""
-        if not self._is_on:
+        if not self._is_on or self._outbox is None:
             return
-        self._unwritten += messages
+        with self._lock:
+            self._unwritten += messages
         try:
             self._write_all()
         except errors.TrackingException as error:
             self._warn(error)
-            del self._unwritten[:-_MAX_UNWRITTEN]
+            self._drop_oldest()
+            if not self._will_retry:
+                self._will_retry = True
+                self._outbox.put_again(self._write_again, within_s=_RETRY_S)
+
+    def _write_again(self, _: Sequence[None]) -> None:
+        self._will_retry = False
+        self._write([])
+
+    def _drop_oldest(self) -> None:
+        """Keep what waits in bounds by dropping training reports, not what the search or a resume goes by."""
+        with self._lock:
+            excess = len(self._unwritten) - _MAX_UNWRITTEN
+            if excess <= 0:
+                return
+            minor = [
+                place
+                for place, one in enumerate(self._unwritten)
+                if isinstance(one, tracking.MetricReport) and one.group != _VALIDATION
+            ]
+            dropped = set(minor[:excess])
+            self._unwritten = [one for place, one in enumerate(self._unwritten) if place not in dropped]
+            if dropped and not self._has_dropped:
+                self._has_dropped = True
+                logger.warning(
+                    "More than %d reports wait to be written: from now on the oldest training reports are dropped.",
+                    _MAX_UNWRITTEN,
+                )
+
+    def _when_server_answers(self, action: Callable[[], T]) -> T:
+        """Return what an action returns, repeated while the server of the database is away."""
+        while True:
+            try:
+                return action()
+            except errors.TrackingException as error:
+                if not tracking.is_away(error):
+                    raise
+                self._warn(error)
+            time.sleep(_RETRY_S)
 
     def _write_all(self) -> None:
+        with self._lock:
+            self._write_unwritten()
+            if self._has_warned:
+                self._has_warned = False
+                logger.info("The record of this run is written again.")
+
+    def _write_unwritten(self) -> None:
         if self._writer is None:
             self._writer = self._open_writer()
         if self._writer.follow_database():
@@ -235,8 +297,8 @@ class RunRecorder:
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "The record of this run cannot be written: %s Training continues, and writing is tried again with "
-                "each report.",
+                "The record of this run cannot be written: %s Training continues, and writing is tried again "
+                "until it succeeds.",
                 error,
             )
 

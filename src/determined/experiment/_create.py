@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
@@ -60,12 +61,23 @@ def _put_in_place(code: pathlib.Path, home: Home, experiment_id: int) -> None:
     folder = home.experiment(experiment_id)
     with storage.errors_naming(folder):
         if folder.exists():
+            _require_own_folders(home, folder)
             # Of an experiment of a database that is gone, or of a `create` that was killed at this point.
             aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
             folder.rename(aside)
             logger.warning("%s belongs to no experiment on record, and was renamed to %s.", folder, aside)
         make_private(folder)
         code.rename(home.code(experiment_id))
+
+
+def _require_own_folders(home: Home, folder: pathlib.Path) -> None:
+    """Refuse to move the folder of an experiment away that another database has on record."""
+    usual = dataclasses.replace(home, chosen_database=None).database
+    if home.database != usual and pathlib.Path(usual).exists():
+        raise errors.StorageException(
+            f"{folder} belongs to an experiment of {str(usual)!r}, not of the database that DET_DATABASE names; set "
+            "DET_HOME to another folder: each database needs one of its own."
+        )
 
 
 @contextlib.contextmanager

@@ -22,10 +22,12 @@ from determined.tracking import (
     Desired,
     ExperimentChange,
     ExperimentStore,
+    RunProcess,
     RunState,
     TrackingReader,
     TrialChange,
     TrialRequest,
+    when_available,
 )
 
 logger = logging.getLogger("determined.experiment")
@@ -127,14 +129,25 @@ def wait(experiment_id: int, timeout: float | None = None, at: Home | None = Non
     `TimeoutError` after `timeout` seconds.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
+
+    def is_late() -> bool:
+        return deadline is not None and time.monotonic() > deadline
+
     with _open(experiment_id, at) as store:
-        while not (state := store.control().state).is_final or _is_run(store):
-            if not _is_run(store) and not store.control().state.is_final:
+
+        def state_now() -> RunState:
+            return when_available(store.control, is_late).state
+
+        def has_runner() -> bool:
+            return _runs(when_available(store.runner, is_late))
+
+        while not (state := state_now()).is_final or has_runner():
+            if not has_runner() and not state_now().is_final:
                 raise errors.ConflictException(
                     f"experiment {experiment_id} is {state.value}, and nobody runs it, so it will not end; "
                     f"`det experiment activate {experiment_id}` goes on with it."
                 )
-            if deadline is not None and time.monotonic() > deadline:
+            if is_late():
                 raise TimeoutError(f"experiment {experiment_id} is still {state.value} after {timeout:g} seconds.")
             time.sleep(_POLL_S)
     return state
@@ -151,8 +164,11 @@ def _open(experiment_id: int, at: Home | None) -> ExperimentStore:
 
 
 def _is_run(store: ExperimentStore) -> bool:
-    found = store.runner()
-    return found is not None and not found.is_gone
+    return _runs(store.runner())
+
+
+def _runs(process: RunProcess | None) -> bool:
+    return process is not None and not process.is_gone
 
 
 def _ask(experiment_id: int, desired: Desired, at: Home | None, *, force: bool) -> None:

@@ -38,7 +38,8 @@ def read_options(words: list[str], info: ClusterInfo | None) -> argparse.Namespa
     if options.training_script != _SCRIPT or options.training_script_args:
         raise UsageError(f"{options.training_script!r} before -- is not an option of torchrun.")
     if not _says_how_to_meet(options):
-        for name, value in _machines(info, os.environ).items():
+        machines = _of_slurm(os.environ) if info is None else _of_runner(info)
+        for name, value in machines.items():
             setattr(options, name, value)
     options.nproc_per_node = options.nproc_per_node or str(_processes_here(info))
     return options
@@ -106,14 +107,8 @@ def _processes_here(info: ClusterInfo | None) -> int:
     return 1
 
 
-def _machines(info: ClusterInfo | None, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return torchrun's options for a training on several machines that a runner or `srun` describes; else none."""
-    if info is not None:
-        return _of_runner(info)
-    return _of_slurm(environment)
-
-
 def _of_runner(info: ClusterInfo) -> dict[str, Any]:
+    """Return torchrun's options for a training on several machines that a runner describes; else none."""
     if len(info.container_addrs) < 2:
         return {}
     return {
@@ -126,6 +121,7 @@ def _of_runner(info: ClusterInfo) -> dict[str, Any]:
 
 
 def _of_slurm(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return torchrun's options for a training on several machines that `srun` describes; else none."""
     # A batch script may have set the size for the ranks that are to be started here.
     variables = {name: value for name, value in environment.items() if name != "WORLD_SIZE"}
     translate_slurm(variables)

@@ -61,7 +61,8 @@ from ._data.records import (
     is_comparable,
     searcher_metric,
 )
-from ._data.room import lacks_room
+from ._data.room import is_away, lacks_room
+from ._waiting import when_available
 
 if TYPE_CHECKING:
     from ._catalog import Catalog
@@ -124,9 +125,11 @@ __all__ = [
     "back_up",
     "check_database",
     "encode_json",
+    "is_away",
     "is_comparable",
     "lacks_room",
     "searcher_metric",
+    "when_available",
 ]
 
 _LOADED_ON_USE = {

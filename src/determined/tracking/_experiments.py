@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, Self
 
 import sqlalchemy as sa
@@ -32,7 +32,7 @@ from ._data.process import RunProcess
 from ._data.records import searcher_metric
 from ._database import schema as db
 from ._database.access import OpenDatabase
-from ._database.connections import data_version, errors_naming, for_reading, shown
+from ._database.connections import data_version, errors_naming, for_reading, shown, transaction
 from ._database.migrations import opened
 
 _BATCH_SIZE = 1000
@@ -69,7 +69,7 @@ class ExperimentStore(OpenDatabase):
         super().__init__(engine)
         self._smaller_is_better = (searcher_metric(config) or (None, True))[1]
         self._process: RunProcess | None = None
-        self._seen: tuple[int, int] | None = None
+        self._seen: Hashable = None
 
     @classmethod
     def create(
@@ -83,7 +83,7 @@ class ExperimentStore(OpenDatabase):
         `prepare` is called with the id before anybody can see the experiment. If it raises, nothing is on record.
         """
         with opened(url_or_path, creating=True, has_one_connection=True) as engine:
-            with engine.begin() as connection:
+            with transaction(engine) as connection:
                 insert = sa.insert(db.experiments).returning(db.experiments.c.id)
                 id = connection.execute(insert, _described(description)).scalar_one()
                 prepare(id)
@@ -206,11 +206,9 @@ class ExperimentStore(OpenDatabase):
     def changed(self) -> bool:
         """Return whether others have stored anything since the last call; True at the first one.
 
-        Costs next to nothing. What this store stored itself does not count. With PostgreSQL always True.
-        `DatabaseException` if the file of the database was deleted, moved or replaced.
+        Costs next to nothing. What this store stored itself does not count with SQLite, and what is stored in any
+        database of a server counts. `DatabaseException` if the file of the database was deleted, moved or replaced.
         """
-        if self._engine.dialect.name != "sqlite":
-            return True
         self._file.require_in_place()
         with errors_naming(self._engine.url):
             before, self._seen = self._seen, data_version(self._engine)

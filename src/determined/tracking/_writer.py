@@ -17,7 +17,7 @@ from ._data.messages import Message, RunDescription, RunState
 from ._data.records import is_comparable, searcher_metric
 from ._database import schema as db
 from ._database.access import OpenDatabase, OpenFile
-from ._database.connections import empty_log, errors_naming, for_reading, shown
+from ._database.connections import empty_log, errors_naming, for_reading, shown, transaction
 from ._database.migrations import opened
 
 _BATCH_SIZE = 1000
@@ -63,7 +63,7 @@ class TrialWriter(OpenDatabase):
         with errors_naming(self._engine.url):
             for message in messages:
                 changes.add(message)
-            with self._engine.begin() as connection:
+            with transaction(self._engine) as connection:
                 changes.apply(connection)
 
     def follow_database(self) -> bool:
@@ -109,7 +109,7 @@ def _insert_run(engine: sa.Engine, run: RunDescription) -> TrialRef:
     begun = {"state": RunState.ACTIVE, "started": time.time()}
     experiment = {"name": run.name, "config": run.config, "is_local": True, **begun}
     trial = {name: value for name, value in _queries.columns_of(run).items() if name in db.trials.c} | begun
-    with engine.begin() as connection:
+    with transaction(engine) as connection:
         return _insert(connection, experiment, trial)
 
 

@@ -122,8 +122,8 @@ def test_trial_has_the_environment_of_its_run_alone(runs: Runs) -> None:
 
 
 def test_trial_has_nothing_open_but_its_output(runs: Runs) -> None:
-    # Beside the three: by which it tells that it could begin, and the listing itself.
-    assert facts_of(runs)["files"] == ["0", "1", "2", "3", "4"]
+    # Beside the three: the listing itself.
+    assert facts_of(runs)["files"] == ["0", "1", "2", "3"]
 
 
 def test_trial_reads_nothing(runs: Runs) -> None:

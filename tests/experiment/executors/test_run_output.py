@@ -154,6 +154,24 @@ def test_a_run_begins_once_the_disk_has_room_for_its_folder(runs: Runs) -> None:
         assert runs.text(spec) == "begun\n"
 
 
+def test_a_run_that_waits_for_room_on_the_disk_can_be_stopped(runs: Runs) -> None:
+    spec = runs.spec("echo begun")
+    with small_disk(spec.folder.parent, "64k") as disk:
+        disk.fill()
+        runs.start(spec)
+        runs.executor.stop(spec.trial_id)
+        assert runs.end(spec).reason is EndReason.STOPPED
+        assert runs.text(spec) == ""
+
+
+def test_a_run_whose_log_cannot_be_opened_has_not_failed_to_start_for_good(runs: Runs) -> None:
+    spec = runs.spec("echo begun")
+    spec.files.log(0).mkdir(parents=True)
+    ended = runs.run(spec)
+    assert ended.reason is EndReason.KILLED
+    assert "IsADirectoryError" in ended.message
+
+
 def test_lines_that_a_full_disk_swallowed_are_counted(tmp_path: pathlib.Path) -> None:
     import resource
     import signal

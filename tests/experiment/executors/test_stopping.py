@@ -24,6 +24,7 @@ STUBBORN = "trap '' TERM INT HUP; echo up; while :; do sleep 0.01; done"
 FAMILY = r"""
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN) if "deaf" in sys.argv else None
+reader, writer = os.pipe()
 for leaves in (False, True):
     if os.fork() == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -32,7 +33,9 @@ for leaves in (False, True):
             if os.fork():
                 os._exit(0)
         os.write(1, b"child %d\n" % os.getpid())
+        os.write(writer, b".")
         time.sleep(600)
+    os.read(reader, 1)
 os.write(1, b"up\n")
 if "leave" not in sys.argv:
     time.sleep(600)
@@ -49,9 +52,6 @@ def family(runs: Runs, *words: str) -> RunSpec:
     runs.write(FAMILY, "family.py")
     spec = runs.start(runs.spec([sys.executable, "family.py", *words]))
     runs.await_text(spec, "up")
-    while len(children(runs, spec)) < 2:
-        assert spec.trial_id in runs.going or words, runs.text(spec)
-        runs.collect(0.01)
     return spec
 
 
@@ -245,6 +245,13 @@ def test_run_that_the_forkserver_had_not_begun_begins_in_the_next(own_runs: Runs
     server.kill()
     assert own_runs.end(spec).reason is EndReason.COMPLETED
     assert own_runs.text(spec) == "once\n"
+
+
+def test_forkserver_that_is_killed_each_time_fails_the_run_which_may_be_started_again(own_runs: Runs) -> None:
+    (own_runs.folder / "sitecustomize.py").write_text("import os; os.kill(os.getpid(), 9)")
+    ended = own_runs.run(own_runs.spec("true", environment={"PYTHONPATH": str(own_runs.folder)}))
+    assert ended.reason is EndReason.FAILED
+    assert "killed again and again" in ended.message
 
 
 def test_forkserver_ends_with_its_executor(own_runs: Runs) -> None:

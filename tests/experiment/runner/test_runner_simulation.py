@@ -346,7 +346,7 @@ def after_a_warning(said: str, act: Callable[[], None]) -> Iterator[None]:
         act()
 
     ear, thread = Ear(), threading.Thread(target=wait)
-    logger = logging.getLogger("determined.experiment")
+    logger = logging.getLogger("determined.tracking")
     logger.addHandler(ear)
     thread.start()
     yield
@@ -357,7 +357,7 @@ def after_a_warning(said: str, act: Callable[[], None]) -> Iterator[None]:
 def test_a_runner_waits_for_room_on_a_full_disk(disk: SmallDisk) -> None:
     simulation = simulated(disk.folder, FOUR_TRIALS, learning)
     disk.fill()
-    with after_a_warning("waits for space on the disk", disk.empty):
+    with after_a_warning("Waiting for the", disk.empty):
         assert simulation.run() is RunState.COMPLETED
     assert states(simulation) == {RunState.COMPLETED: 4}
     simulation.executor.close()
@@ -368,7 +368,10 @@ def test_a_runner_that_is_asked_to_leave_does_not_wait_for_room(disk: SmallDisk)
     simulation = simulated(disk.folder, FOUR_TRIALS, learning)
     driver = simulation.driver()
     disk.fill()
-    with after_a_warning("waits for space", driver.leave), pytest.raises(errors.TrackingException, match="full"):
+    with (
+        after_a_warning("Waiting for the tracking database", driver.leave),
+        pytest.raises(errors.TrackingException, match="full"),
+    ):
         driver.run()
     simulation.store.close()
 

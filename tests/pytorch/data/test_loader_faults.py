@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pathlib
 import pickle
@@ -32,8 +33,10 @@ from trials import LineTrial, fit, line_data, records, saved_at, steps_of
 @pytest.fixture(autouse=True)
 def no_orphans() -> Iterator[None]:
     """Fail the test if a worker that it started is still alive some time after it."""
+    forking.serve()  # its process stays for further tests
     before = set(psutil.Process().children(recursive=True))
     yield
+    gc.collect()  # a loader ends its workers when nothing refers to it any more, not even a cycle
     started = set(psutil.Process().children(recursive=True)) - before
     _, alive = psutil.wait_procs(started, timeout=10)
     assert alive == []

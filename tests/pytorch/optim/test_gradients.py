@@ -152,6 +152,13 @@ def test_keeping_gradients_does_not_go_with_aggregation() -> None:
         fit(KeepsGradients, {"aggregation_frequency": 3})
 
 
+def test_keeping_gradients_does_not_go_with_batches_in_parts() -> None:
+    with trainer(KeepsGradients) as (_, trial):
+        trial.context.gradients.micro_batches = 2
+        with pytest.raises(errors.InvalidExperimentException, match=r"trains in 2 parts.*get_per_slot_batch_size"):
+            trial.train_batch(line_data(4).tensors, 0, 0)
+
+
 # Clipping
 
 

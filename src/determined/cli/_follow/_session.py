@@ -79,7 +79,7 @@ def follow(experiment_id: int, *, from_start: bool = False) -> int:
     Of one that has just been started no validation is left out, also where it is faster than the first look.
     """
     signals = _Signals()
-    with Watch(experiment_id, home()) as watch, signals.caught():
+    with Watch(experiment_id, home(), lambda: signals.interrupts > 0) as watch, signals.caught():
         while True:
             view = _show(watch, signals, from_start)
             if view.is_over:

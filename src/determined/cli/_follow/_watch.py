@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import heapq
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from determined import tracking
 from determined._home import Home
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from determined.experiment.executors import LogLine
     from determined.experiment.search import Rung
 
+T = TypeVar("T")
+
 _LOG_LINES = 6
 _MAX_LOGS = 16
 """The most trials whose output is read."""
@@ -30,10 +32,12 @@ _GRACE = 1.0
 class Watch:
     """Follows one experiment. What others have not changed is not read again."""
 
-    def __init__(self, experiment_id: int, home: Home) -> None:
+    def __init__(self, experiment_id: int, home: Home, gives_up: Callable[[], bool]) -> None:
+        """`gives_up` says whether to raise when the database is away, rather than wait for it."""
         from determined.experiment import config as configs
 
         self._home = home
+        self._gives_up = gives_up
         self._id = experiment_id
         record = tracking.TrackingReader(home.database).experiment(experiment_id)
         with contextlib.ExitStack() as stack:
@@ -59,13 +63,16 @@ class Watch:
             return None
         return SearchReplay(self._config, self._store, self._home.code(self._id))
 
+    def _ask(self, call: Callable[[], T]) -> T:
+        return tracking.when_available(call, self._gives_up)
+
     def look(self) -> View:
         """Return how the experiment stands."""
         has_runner = self._has_runner()  # first: what one that is gone has left does not change any more
         news: Sequence[tracking.Validation] = ()
-        if self._store.changed():
+        if self._ask(self._store.changed):
             news = self._read()
-        control, leases = self._store.control(), self._slots.held()
+        control, leases = self._ask(self._store.control), self._ask(self._slots.held)
         own = {lease.trial_id for lease in leases if lease.experiment_id == self._id}
         searcher = self._config.searcher
         return View(
@@ -91,27 +98,27 @@ class Watch:
         )
 
     def _has_runner(self) -> bool:
-        runner = self._store.runner()
+        runner = self._ask(self._store.runner)
         if runner is not None and not runner.is_gone:
             self._alone_since = None
             return True
-        if self._store.control().state.is_final:
+        if self._ask(self._store.control).state.is_final:
             return False
         self._alone_since = self._alone_since or time.monotonic()
         return time.monotonic() - self._alone_since < _GRACE
 
     def _read(self) -> list[tracking.Validation]:
         """Read what has changed, and return the validations that are new."""
-        news = list(self._store.new_validations(self._last_report))
+        news = self._ask(lambda: list(self._store.new_validations(self._last_report)))
         for report in news:
             self._last_report = report.id
             self._note(report)
-        before, self._entries = self._entries, self._store.trials()
+        before, self._entries = self._entries, self._ask(self._store.trials)
         begun = set(_runs(self._entries)) - set(_runs(before))  # what earlier runs reported may count no more
         self._read_best({report.trial_id for report in news} | {trial_id for trial_id, _ in begun})
-        if self._search is not None:
-            self._search.catch_up(self._store)
-            self._rungs = self._search.rungs()
+        if (search := self._search) is not None:
+            self._ask(lambda: search.catch_up(self._store))
+            self._rungs = search.rungs()
         return news
 
     def _note(self, report: tracking.Validation) -> None:
@@ -120,9 +127,9 @@ class Watch:
         self._latest[report.trial_id] = report.steps_completed, number
 
     def _read_best(self, trial_ids: Iterable[int]) -> None:
-        best = {id: self._store.best(id) for id in trial_ids}
+        best = self._ask(lambda: {id: self._store.best(id) for id in trial_ids})
         if best:
-            self._top = self._store.best()
+            self._top = self._ask(self._store.best)
         metric = self._config.searcher.metric
         self._best |= {id: None if one is None else float(one.metrics[metric]) for id, one in best.items()}
 

@@ -52,6 +52,15 @@ def read_exit(spec: RunSpec) -> RunExit | None:
     return None
 
 
+def note_not_started(spec: RunSpec, why: str) -> None:
+    """Let the supervisor of a run know that its entrypoint cannot be run; the first rank's reason stays."""
+    with (
+        contextlib.suppress(OSError),
+        open(spec.files.not_started, "x", encoding="utf-8", errors="replace", opener=private_opener) as file,
+    ):
+        file.write(why)
+
+
 def summary(lines: Iterable[str]) -> str:
     """Return what to show of an error output: the exception that the last traceback ends with, else the last line.
 

@@ -16,17 +16,16 @@ from types import FrameType
 
 from determined import _home, errors
 from determined._home import Home
-from determined._info import ClusterInfo, TrialInfo
 from determined.experiment import config as configs
 from determined.experiment._cleanup import conclude
 from determined.experiment._source import source_checkpoint
 from determined.experiment.executors import Cluster, Executor, Job, RunnerProcess, connect
-from determined.experiment.runner._disk_space import when_there_is_space
+from determined.experiment.executors._environment import base_environment
 from determined.experiment.runner._run_specs import CheckpointFinder, RunSpecs
 from determined.experiment.runner._search_replay import SearchReplay
 from determined.experiment.runner._state import Rules
 from determined.experiment.runner.driver import Driver
-from determined.tracking import Desired, ExperimentStore, RunState, TrackingReader
+from determined.tracking import Desired, ExperimentStore, RunState, TrackingReader, when_available
 
 logger = logging.getLogger("determined.experiment")
 
@@ -45,7 +44,7 @@ def drive(experiment_id: int, at: Home | None = None, executor: Executor | None 
     config = configs.from_map(record.config or {})
     with contextlib.ExitStack() as claimed:
         store = claimed.enter_context(ExperimentStore.open(home.database, experiment_id))
-        when_there_is_space(store.claim)
+        when_available(store.claim)
         claimed.callback(store.release)  # after the cleanup, so that others can wait for that too
         claimed.enter_context(_renewing(store))
         state = _run(config, record.cluster, store, home, executor)
@@ -73,7 +72,7 @@ def _run(
             with _leaving_on_signals(driver):
                 state = driver.run()
             # Whoever activates an experiment just before it is PAUSED relies on the runner that it still has.
-            is_wanted = state is RunState.PAUSED and store.control().desired is Desired.ACTIVE
+            is_wanted = state is RunState.PAUSED and when_available(store.control).desired is Desired.ACTIVE
             if driver.asked_to_leave or not is_wanted:
                 return state
 
@@ -115,7 +114,7 @@ def _leaving_on_signals(driver: Driver) -> Iterator[None]:
 
 def _clean_up(experiment_id: int, config: configs.ExperimentConfig, home: Home) -> None:
     try:
-        conclude(experiment_id, config, home)
+        when_available(lambda: conclude(experiment_id, config, home))
     except (errors.TrackingException, errors.StorageException, OSError) as error:
         # The experiment has ended and is on record; files that stay too long do not make it fail.
         logger.warning("not all files that have expired could be deleted: %s", error)
@@ -168,7 +167,7 @@ def start(experiment_id: int, at: Home | None = None, slots: int | None = None) 
         while True:
             started = _Started.now(cluster, job)
             was_taken = _wait_for_claim(started, store, deadline)
-            runner = store.runner()
+            runner = when_available(store.runner)
             if runner is not None and not runner.is_gone:
                 return runner.pid
             if started.process.poll() == 0:
@@ -206,7 +205,7 @@ def _wait_for_claim(started: _Started, store: ExperimentStore, deadline: float) 
     """Wait until a process runs the experiment or has ended; returns whether another one had claimed it meanwhile."""
     was_taken = False
     while time.monotonic() < deadline:
-        runner = store.runner()
+        runner = when_available(store.runner)
         if runner is not None and runner.pid == started.process.pid:
             break
         was_taken |= runner is not None and not runner.is_gone
@@ -217,10 +216,8 @@ def _wait_for_claim(started: _Started, store: ExperimentStore, deadline: float) 
 
 
 def runner_environment(home: Home) -> dict[str, str]:
-    """Return the variables of a runner, without those of a trial that this process may be part of."""
-    trial = TrialInfo(trial_id=0, experiment_id=0, trial_seed=0, hparams={}, _config={})
-    of_trial = ClusterInfo(trial=trial, latest_checkpoint="any").to_environment().keys()
-    own = {name: value for name, value in os.environ.items() if name not in of_trial}
+    """Return the variables of a runner, without those of a training that this process may be part of."""
+    own = base_environment(os.environ)
     if paths := own.get("PYTHONPATH"):
         own["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths.split(os.pathsep))
     # A search computes with one thread: the cores are for the trials, whose number of threads is set for each.

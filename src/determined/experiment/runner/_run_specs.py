@@ -85,11 +85,7 @@ class CheckpointFinder:
         """Begin to look for the checkpoint of a trial; `found` returns it later."""
         saved = TrackingReader(self._home.database).checkpoints(self._experiment_id, trial_id)
         present = [one for one in saved if one.state is CheckpointState.COMPLETED]
-        if present:
-            self._wanted[trial_id] = self._thread.submit(_newest_intact, present)
-        else:
-            self._wanted[trial_id] = future = Future[CheckpointRecord | None]()
-            future.set_result(None)
+        self._wanted[trial_id] = self._thread.submit(_newest_intact, present)
 
     def found(self) -> dict[int, CheckpointRecord | None]:
         """Return what was found since the last call, by trial id: None for a trial without an intact checkpoint."""

@@ -9,11 +9,10 @@ from typing import ParamSpec, TypeVar
 
 from determined.experiment.executors import Allocator, Executor, Handle, Placement, RunExit
 from determined.experiment.runner._decide import decide, restore
-from determined.experiment.runner._disk_space import when_there_is_space
 from determined.experiment.runner._run_specs import CheckpointFinder, RunSpecs
 from determined.experiment.runner._search_replay import SearchReplay
 from determined.experiment.runner._state import Action, Command, Inputs, Rules, RunnerState
-from determined.tracking import Changeset, ExperimentStore, RunState
+from determined.tracking import Changeset, ExperimentStore, RunState, Validation, when_available
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,7 +64,7 @@ class Driver:
         while state.outcome is None:
             state, changes, commands = decide(state, self._gather(state))
             self._is_busy = changes != Changeset()
-            self._created = self._write(self.store.commit, changes) if self._is_busy else []
+            self._created = self._use(self.store.commit, changes) if self._is_busy else []
             self._perform(state, commands)
         return state.outcome
 
@@ -73,14 +72,15 @@ class Driver:
         """Return what has happened, after waiting for an exit for at most `POLL_S`."""
         checkpoints = self.finder.found()
         exits = self._exits + self.executor.poll(0.0 if self._is_busy or checkpoints else POLL_S)
+        self._exits = []
         # Validations are read after exits, so that all of a run are there with its exit.
-        has_news = exits or self.asked_to_leave or not state.has_begun or self.store.changed()
+        has_news = exits or self.asked_to_leave or not state.has_begun or self._use(self.store.changed)
         inputs = Inputs(
             time=time.time(),
             created=self._created,
             exits=exits,
-            control=self.store.control() if has_news else None,
-            validations=list(self.store.new_validations(state.search.last_report)) if has_news else (),
+            control=self._use(self.store.control) if has_news else None,
+            validations=self._use(self._validations, state.search.last_report) if has_news else (),
             asked_to_leave=self.asked_to_leave,
             handles=self._new_handles(state),
             placements=self._placements,
@@ -88,8 +88,11 @@ class Driver:
             allowance=self._allowance(state),
             fractions=self._fractions(),
         )
-        self._exits, self._placements = [], {}
+        self._placements = {}
         return inputs
+
+    def _validations(self, after: int) -> list[Validation]:
+        return list(self.store.new_validations(after))
 
     def _new_handles(self, state: RunnerState) -> dict[int, Handle]:
         unknown = [trial.id for trial in state.running() if trial.handle is None and not trial.is_adopted]
@@ -99,12 +102,12 @@ class Driver:
         if not state.has_begun or not (state.waiting() or time.monotonic() >= self.allowance_at):
             return None
         self.allowance_at = time.monotonic() + _ALLOWANCE_PERIOD_S
-        return self.allocator.allowance(state.wanted_slots, state.control.priority)
+        return self._use(self.allocator.allowance, state.wanted_slots, state.control.priority)
 
     def _fractions(self) -> dict[str, float] | None:
         if (began := time.monotonic()) < self._progress_at:
             return None
-        trials = self.store.trials()
+        trials = self._use(self.store.trials)
         self._progress_at = began + max(_PROGRESS_PERIOD_S, (time.monotonic() - began) / _PROGRESS_SHARE)
         return {trial.request_id: trial.progress or 0.0 for trial in trials if not trial.state.is_final}
 
@@ -114,15 +117,15 @@ class Driver:
                 case Action.ADOPT:
                     self.executor.adopt(self.specs.spec(state.trials[id]), state.trials[id].handle)
                 case Action.FIND_CHECKPOINT:
-                    self.finder.find(id)
+                    self._use(self.finder.find, id)
                 case Action.TAKE:
                     if None not in self._placements.values():  # else there are not enough slots for this one either
-                        self._placements[id] = placement = self._write(self.allocator.take, id, state.trials[id].slots)
+                        self._placements[id] = placement = self._use(self.allocator.take, id, state.trials[id].slots)
                         self._is_busy |= placement is not None
                 case Action.ATTACH:
-                    self._write(self.allocator.attach, id, state.trials[id].handle or {})
+                    self._use(self.allocator.attach, id, state.trials[id].handle or {})
                 case Action.RELEASE:
-                    self._write(self.allocator.release, id)
+                    self._use(self.allocator.release, id)
                 case Action.START:
                     self.executor.start(self.specs.spec(state.trials[id]))
                 case Action.STOP:
@@ -130,10 +133,10 @@ class Driver:
                 case Action.KILL:
                     self.executor.kill(id)
 
-    def _write(self, write: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what a call to the database returns. While its disk is full, exits are collected for the next step."""
+    def _use(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what a call to the database returns. While that is full or away, exits wait for the next step."""
 
         def wait(seconds: float) -> None:
             self._exits += self.executor.poll(seconds)
 
-        return when_there_is_space(lambda: write(*args, **kwargs), lambda: self.asked_to_leave, wait)
+        return when_available(lambda: call(*args, **kwargs), lambda: self.asked_to_leave, wait)

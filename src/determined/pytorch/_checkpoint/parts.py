@@ -39,7 +39,8 @@ def run_state(
     window: MetricWindow,
 ) -> RunState:
     """Return the state of a run."""
-    data, gradients, generators = _Data(context, stream, progress), _Gradients(context), _Generators(context, progress)
+    data, generators = _Data(context, stream, progress), _Generators(context, progress)
+    gradients = _Gradients(context, stream)
     optimizers = _Each(OPTIMIZERS, context.optimizers, functools.partial(_load_optimizer, context.backend.codec))
     schedulers = _Each(SCHEDULERS, context.lr_schedulers, LRScheduler.load_state_dict)
     free = _Functions(
@@ -49,7 +50,7 @@ def run_state(
     parts = [
         Part("progress", progress, place=("loop", "progress")),
         Part("data", data, "per_rank", missing={}),
-        Part("epochs", _Epochs(progress), place=("loop", "progress", "epochs_trained")),
+        Part("epochs", _Epochs(progress, stream), place=("loop", "progress", "epochs_trained")),
         Part("policy", policy, place=("loop", "policy")),
         Part("seed", seed, place=("loop", "seed")),
         Part("environment", _Environment(), place=("loop", "circumstances")),
@@ -91,6 +92,7 @@ class _Data:
 
     def open(self) -> Callable[[], Any]:
         self.progress.epochs = self.stream.epochs
+        self.context.gradients.micro_batches = self.stream.micro_batches
         return self.stream.open(self.progress.batches_trained, self.context.trial_seed)
 
 
@@ -99,13 +101,14 @@ class _Epochs:
     """The epochs trained: derived from the batches, and saved to notice when the data has another length."""
 
     progress: Progress
+    stream: Stream
 
     def state_dict(self) -> int:
         return self.progress.epochs_trained
 
     def load_state_dict(self, saved: int) -> None:
         progress = self.progress
-        if saved != progress.epochs_trained:
+        if saved != progress.epochs_trained and not self.stream.drops_rest:
             warnings.warn(
                 f"The checkpoint holds {saved} epochs in {progress.batches_trained} batches, but with "
                 f"{progress.epochs.length} batches an epoch there are {progress.epochs_trained}: the training data has "
@@ -165,6 +168,7 @@ class _Gradients:
     """Gradients that are kept after a batch, as between aggregated steps."""
 
     context: PyTorchTrialContext
+    stream: Stream
 
     def state_dict(self) -> dict[str, Tensor]:
         return self.context.backend.codec.gradients(self.context.models) | free_parameters.gradients(self.context)
@@ -172,6 +176,8 @@ class _Gradients:
     def load_state_dict(self, saved: Any) -> None:
         codec = self.context.backend.codec
         gradients = codec.attach(saved)
+        if (scale := self.stream.gradient_scale) != 1.0:  # they will be divided by another number of micro-batches
+            gradients = {name: gradient * scale for name, gradient in gradients.items()}
         codec.restore_gradients(self.context.models, gradients, unreduced=self.context.aggregation_frequency > 1)
         free_parameters.restore_gradients(self.context, gradients)
 

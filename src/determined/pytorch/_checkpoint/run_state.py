@@ -177,6 +177,10 @@ def rank_states(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     return per_rank
 
 
+_POSITIVE = ("ranks", "group", "micro_batches", "wanted", "processes", "length")
+"""Counts in the position of the data that are never 0."""
+
+
 def check(loop: Mapping[str, Any]) -> None:
     """Raise `ValueError` or `LookupError` for invalid counts and missing parts."""
     progress = loop["progress"]
@@ -192,7 +196,7 @@ def check(loop: Mapping[str, Any]) -> None:
         _check_count("count", part.get("window", {}).get("count", 0))
         for name, value in part.get("data", {}).items():
             if name != "loader":  # the state that a data set of the program returned
-                _check_count(name, value, least=1 if name in ("ranks", "group") else 0)
+                _check_count(name, value, least=name in _POSITIVE)
 
 
 def _check_count(name: str, value: Any, least: int = 0) -> None:

@@ -108,7 +108,8 @@ class DataLoader:
         seed, grouping = self._seed_or_own(seed), self.grouping(shares, repeat)
         if grouping is None:
             unsized = self._batch_sampler or BatchSampler(self._sampler, self.batch_size or 1, self.drop_last)
-            own_batches = samplers.adapt_batch_sampler(unsized, repeat, skip, num_replicas, rank)
+            begun = samplers.adapt_batch_sampler(unsized, repeat, start.items)
+            own_batches = samplers.adapt_batch_sampler(begun, False, skip, num_replicas, rank)
             return self._make(seed, batch_sampler=own_batches)
         share = None
         if shares is not None:
@@ -149,6 +150,11 @@ class DataLoader:
     def num_workers(self) -> int:
         """The number of processes that load batches; 0 for loading in the training process."""
         return int(self._options["num_workers"])
+
+    @property
+    def batches_samples(self) -> bool:
+        """Whether the loader groups samples into batches, not a batch sampler."""
+        return self._batch_sampler is None
 
     @property
     def is_iterable(self) -> bool:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -16,7 +15,8 @@ from determined.core import DistributedContext
 from determined.pytorch._data import rng
 from determined.pytorch._data.batch import digest
 from determined.pytorch._data.loader import DataLoader, batches_of
-from determined.pytorch._data.order import Start, in_epoch, is_endless
+from determined.pytorch._data.order import Grouping, Start, in_epoch, is_endless
+from determined.pytorch._data.split import AS_LOADED, Sizing, Split
 from determined.pytorch._data.workers import begin_pass
 from determined.pytorch._loop.progress import Epochs
 
@@ -26,7 +26,7 @@ logger = logging.getLogger("determined.pytorch")
 class IndexedStream:
     """Training data with indices: the position is computed, also for another number of ranks than before."""
 
-    def __init__(self, loader: DataLoader, ranks: DistributedContext) -> None:
+    def __init__(self, loader: DataLoader, ranks: DistributedContext, sizing: Sizing = AS_LOADED) -> None:
         self._loader = loader
         self._ranks = ranks
         self._shares = unequal_batch_sizes(loader, ranks)
@@ -34,6 +34,9 @@ class IndexedStream:
         self._start = Start()
         self._since = 0
         self._make()  # raises for data without a batch
+        self._split = Split.of(ranks.size, sum(self._shares or [self._group] * ranks.size), sizing)
+        self.gradient_scale = 1.0
+        self.drops_rest = False
 
     @property
     def epochs(self) -> Epochs:
@@ -44,32 +47,91 @@ class IndexedStream:
         passed = (self._start.epoch + 1) * whole - self._grouping.batches(self._start.items)
         return Epochs(length=whole, ranks=self._stride, since=self._since, passed=passed)
 
+    @property
+    def micro_batches(self) -> int:
+        """How many batches of its loader each rank trains for one batch of the training."""
+        return self._split.micro_batches
+
     def open(self, batches_trained: int, seed: int) -> Callable[[], Any]:
         """Go to the position after `batches_trained` batches and return the function that gets the next one."""
-        return batches_of(self._make(seed=seed, skip=batches_trained - self._since)).__next__
+        self._split.describe(self._ranks)
+        return batches_of(self._make(seed=seed, skip=(batches_trained - self._since) * self.micro_batches)).__next__
 
     def state_dict(self) -> dict[str, Any]:
         """Return where these ranks began and how they split the data; the number of batches gives the position."""
         position = {"since": self._since, "epoch": self._start.epoch, "items": self._start.items}
-        return {**position, "ranks": self._stride, "group": self._grouping.group} if self._grouping else {}
+        state = {**position, "ranks": self._stride, "group": self._group, **self._split.state_dict()}
+        if self._shares is not None:  # `ranks` and the loader's own drop_last do not tell then
+            state |= {"processes": self._ranks.size, "drop_last": 1}
+        if self._grouping is not None and not self._loader.batches_samples:
+            state["length"] = self._grouping.items
+        return state
 
     def load_state_dict(self, state: dict[str, Any], batches_trained: int) -> None:
         """Continue from what `state_dict` returned after `batches_trained` batches. Call it before `open`.
 
         If those ranks split the data differently, the position they reached becomes the start.
         """
-        if self._grouping is None or "group" not in state:  # saved by one process that began at the first batch
+        if "group" not in state:  # saved by one process that began at the first batch
             return
         self._start, self._since = Start(state["epoch"], state["items"]), state["since"]
-        if (state["ranks"], state["group"]) != (self._stride, self._grouping.group):
-            before = dataclasses.replace(self._grouping, group=state["group"])
+        scale = self._sampler_scale(state)
+        self._split = self._split.continued(state, scale)
+        self.gradient_scale = self.micro_batches / state.get("micro_batches", 1)
+        if (state["ranks"], state["group"], scale) != (self._stride, self._group, 1.0):
             trained = (batches_trained - self._since) * state["ranks"]
-            self._start, self._since = before.after(self._start, trained), batches_trained
+            self._start, self._since = self._after(trained, state), batches_trained
+
+    def _after(self, trained: int, state: Mapping[str, Any]) -> Start:
+        """Return the position after a number of loader batches of earlier ranks."""
+        if self._grouping is None:
+            return self._after_without_length(trained, state["group"])
+        drop_last = bool(state.get("drop_last", self._loader.drop_last))
+        items = state.get("length", self._grouping.items)
+        start = Grouping(items, state["group"], drop_last).after(self._start, trained)
+        if items != self._grouping.items:
+            start = Start(start.epoch, start.items * self._grouping.items // items)
+        self.drops_rest = start.items > 0 and self._grouping.batches(start.items) == 0
+        return Start(start.epoch + 1) if self.drops_rest else start
+
+    def _sampler_scale(self, state: Mapping[str, Any]) -> float:
+        """Return how many batches of the batch sampler take the place of one, if it makes them for other ranks now."""
+        before = state.get("length")
+        if self._grouping is None or before in (None, self._grouping.items) or not self._split.is_changed(state):
+            return 1.0
+        if self._ranks.is_chief:
+            logger.warning(
+                "The batch sampler of the training data has %d batches now, and had %d with the earlier number of "
+                "processes, so training continues at about the same sample. Pass batch_size and sampler to the loader "
+                "instead of batch_sampler to continue at the next one.",
+                self._grouping.items,
+                before,
+            )
+        return float(self._grouping.items / before)
+
+    def _after_without_length(self, trained: int, group: int) -> Start:
+        items = (self._start.items + trained) * group
+        if group != self._group and self._ranks.is_chief:
+            logger.warning(
+                "The sampler of the training data has no length, and batches have another size than before "
+                "(%d, now %d), so training continues at about the same sample. Give the sampler a __len__ to continue "
+                "at the next one.",
+                group,
+                self._group,
+            )
+        return Start(0, -(-items // self._group))
+
+    @property
+    def _group(self) -> int:
+        """The items in a batch of the loader; with unequal batch sizes, of all ranks together."""
+        if self._grouping is not None:
+            return self._grouping.group
+        return self._loader.batch_size or 1 if self._loader.batches_samples else 1
 
     @property
     def _stride(self) -> int:
         """The number of the loader's batches in one batch of all ranks."""
-        return self._ranks.size if self._shares is None else 1
+        return self.micro_batches * (self._ranks.size if self._shares is None else 1)
 
     def _make(self, seed: int | None = None, skip: int = 0) -> Any:
         return self._loader.torch_loader(
@@ -92,7 +154,7 @@ class PassStream:
     the loader itself starts after `begins_at` batches, because the program asked where to start.
     """
 
-    def __init__(self, loader: Any, ranks: DistributedContext, begins_at: int = 0) -> None:
+    def __init__(self, loader: Any, ranks: DistributedContext, begins_at: int = 0, sizing: Sizing = AS_LOADED) -> None:
         self._loader = loader
         self._ranks = ranks
         self._begins_at = begins_at
@@ -109,13 +171,31 @@ class PassStream:
             )
         lengths = ranks.allgather(self._length)
         known = [length for length in lengths if length is not None]
-        self.epochs = Epochs(length=min(known) if len(known) == len(lengths) else None)
+        self._epoch_length = min(known) if len(known) == len(lengths) else None
+        self._group = getattr(loader, "batch_size", None) or 1
+        self._split = Split.of(ranks.size, self._group * ranks.size, sizing)
+        self._since = 0
+        self._epochs_before = 0
+        self.gradient_scale = 1.0
+        self.drops_rest = False
+
+    @property
+    def epochs(self) -> Epochs:
+        """Which batch belongs to which epoch; final once `load_state_dict` was called."""
+        passed = self._epochs_before * (self._epoch_length or 0)
+        return Epochs(length=self._epoch_length, ranks=self.micro_batches, since=self._since, passed=passed)
+
+    @property
+    def micro_batches(self) -> int:
+        """How many batches of its loader each rank trains for one batch of the training."""
+        return self._split.micro_batches
 
     def open(self, batches_trained: int, seed: int) -> Callable[[], Any]:
         """Go to the position after `batches_trained` batches and return the function that gets the next one."""
         if batches_trained and not self._restored:
             length = self._length
             self._passes, self._in_pass = divmod(batches_trained, length) if length else (0, batches_trained)
+        self._split.describe(self._ranks)
         batches = self._endless(seed)
         if self._stateful and self._restored:
             pass  # already at its position
@@ -134,18 +214,31 @@ class PassStream:
             state["contradiction"] = self._contradiction
         if self._ranks.size > 1:
             state["ranks"] = self._ranks.size
+        if split := self._split.state_dict():
+            state |= {**split, "group": self._group}
+        if self._since:
+            state |= {"since": self._since, "epoch": self._epochs_before}
         return {**state, "loader": self._stateful.state_dict()} if self._stateful else state
 
     def load_state_dict(self, state: dict[str, Any], batches_trained: int) -> None:
         """Continue from this rank's position if the number of ranks is the same. Call it before `open`."""
-        if self._ranks.size > 1 and state.get("ranks") != self._ranks.size and not self._begins_at:
+        before, micro_batches = state.get("ranks", 1), state.get("micro_batches", 1)
+        self._since, self._epochs_before = state.get("since", 0), state.get("epoch", 0)
+        sizes = {"ranks": before * micro_batches, "group": state.get("group", self._group)}
+        self._split = self._split.continued({"processes": before, **state, **sizes})
+        self.gradient_scale = self.micro_batches / micro_batches
+        if before != self._ranks.size and not self._begins_at:
             logger.warning(
                 "The checkpoint was saved by %s processes, and %d continue: data that each rank iterates itself cannot "
-                "be split again in the middle of a pass, so each rank starts a new pass.",
-                state.get("ranks", 1),
+                "be split again in the middle of a pass, so each rank begins the pass again, and samples of it are "
+                "repeated. Use a map-style data set to continue with the next sample, or change the number of "
+                "processes at the end of an epoch.",
+                before,
                 self._ranks.size,
             )
-            self._restored, self._passes, self._in_pass = True, 0, 0
+            self._restored, self._passes, self._in_pass = True, state.get("passes", 0), 0
+            if "passes" in state:
+                self._since, self._epochs_before = batches_trained, self._passes
         elif "in_pass" in state:
             self._restored, self._passes, self._in_pass = True, state["passes"], state["in_pass"]
             self._contradiction = state.get("contradiction")
@@ -255,14 +348,18 @@ Stream = IndexedStream | PassStream
 """Endless training data that knows its position."""
 
 
-def stream_of(loader: Any, ranks: DistributedContext, seed: int, begins_at: int = 0) -> Stream:
+def stream_of(
+    loader: Any, ranks: DistributedContext, seed: int, begins_at: int = 0, sizing: Sizing = AS_LOADED
+) -> Stream:
     """Return the training stream over what `build_training_data_loader` returned. All ranks must call this.
 
     A loader that is not ours starts after `begins_at` batches if its program asked where to start.
     """
     if not isinstance(loader, DataLoader):
-        return PassStream(loader, ranks, begins_at)
-    return PassStream(loader.get_data_loader(seed=seed), ranks) if loader.is_iterable else IndexedStream(loader, ranks)
+        return PassStream(loader, ranks, begins_at, sizing)
+    if loader.is_iterable:
+        return PassStream(loader.get_data_loader(seed=seed), ranks, sizing=sizing)
+    return IndexedStream(loader, ranks, sizing)
 
 
 def validation_loader(loader: DataLoader, ranks: DistributedContext | None, seed: int) -> Any:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data.batch import data_length
 from determined.pytorch._data.loader import DataLoader
+from determined.pytorch._data.split import Sizing
 from determined.pytorch._data.stream import Stream, length_of, stream_of, validation_loader
 from determined.pytorch._data.workers import prepare_workers
+from determined.pytorch._optim.precision import ManualScaling
 from determined.pytorch._trial import PyTorchTrial, overrides
 
 
@@ -21,7 +23,7 @@ def build_data(trial: PyTorchTrial, context: PyTorchTrialContext) -> tuple[Strea
     if any(getattr(loader, "num_workers", 0) for loader in (training, validation)):
         # Workers must not be forked while the recorder thread imports: they would inherit a held lock.
         context.services.recorder.wait()
-    stream = stream_of(training, context.distributed, context.trial_seed, begins_at)
+    stream = stream_of(training, context.distributed, context.trial_seed, begins_at, _sizing(context))
     if isinstance(validation, DataLoader):
         # The chief alone evaluates a whole data set.
         together = overrides(trial, "evaluate_batch")
@@ -31,6 +33,15 @@ def build_data(trial: PyTorchTrial, context: PyTorchTrialContext) -> tuple[Strea
             "The validation data loader has no batches; check its data set, and batch_size with drop_last."
         )
     return stream, validation
+
+
+def _sizing(context: PyTorchTrialContext) -> Sizing:
+    slots = ((context.config_if_any or {}).get("resources") or {}).get("slots_per_trial")
+    planned_ranks = None
+    if isinstance(slots, Mapping) and context.services.info is not None and not context.divides_batches:
+        planned_ranks = slots["max"]  # so that the size of batches does not depend on the slots that were free
+    # A program that updates a scaler itself does so in each call of `train_batch`, and may only after a step.
+    return Sizing(planned_ranks, accumulates=not isinstance(context.precision, ManualScaling))
 
 
 def _checked_loader(loader: Any, method: str, context: PyTorchTrialContext) -> Any:

@@ -21,6 +21,7 @@ from determined.pytorch._context import PyTorchTrialContext
 from determined.pytorch._data.workers import explained_lack_of_shared_memory
 from determined.pytorch._loop.data import build_data, length_of_batch
 from determined.pytorch._loop.loop import Loop
+from determined.pytorch._loop.micro_batches import in_micro_batches
 from determined.pytorch._loop.plan import Batch, Plan, TrainBoundaryType, TrainUnit
 from determined.pytorch._loop.policy import CheckpointPolicy, policy_of
 from determined.pytorch._loop.progress import Epochs, Progress
@@ -114,7 +115,8 @@ def _train(
     for model in context.models:
         model.train()
     plan = settings.plan(progress.epochs, progress.batches_trained)
-    display = display_for(context.distributed, progress, plan, length_of_batch(trial))
+    micro_batches = context.gradients.micro_batches
+    display = display_for(context.distributed, progress, plan, length_of_batch(trial), micro_batches)
     saver = Saver(type(trial), context, callbacks, progress, state, rules, display.saved, saved.uuid if saved else None)
     context.progress = progress
     stops = stops_of(context, progress)
@@ -138,7 +140,7 @@ def _train(
             progress=progress,
             fetch=fetch,
             to_device=steps.to_device,
-            train_batch=steps.train_batch,
+            train_batch=in_micro_batches(context.gradients, fetch, steps.to_device, steps.train_batch),
             after_batch=after_batch,
             window=window,
             reducers=context.reducers,
@@ -161,11 +163,12 @@ def _train(
 def _averaging_gradients(context: PyTorchTrialContext, progress: Progress) -> Iterator[None]:
     """Average gradients over all ranks inside the block. All ranks must enter it."""
 
-    def steps_now() -> bool:
-        return (progress.batch_idx + 1) % context.aggregation_frequency == 0
+    gradients = context.gradients
 
-    aggregates = context.aggregation_frequency > 1
-    check = context.backend.start(context.models, steps_now if aggregates else None, context.compressed)
+    def steps_now() -> bool:
+        return gradients.steps_at(progress.batch_idx)
+
+    check = context.backend.start(context.models, steps_now if gradients.accumulates else None, context.compressed)
     context.gradients.before_first_step = check
     context.gradients.exchanges = free_parameters.share(context)
     try:
@@ -219,4 +222,5 @@ def _run_scope(context: PyTorchTrialContext, settings: FitSettings, progress: Pr
         raise
     finally:
         context.progress = None
+        context.gradients.micro_batches, context.gradients.ends_batch = 1, True
         context.set_stop_requested(False)  # it was meant for this fit() only

@@ -17,6 +17,10 @@ class Gradients:
 
     def __init__(self, aggregation: int) -> None:
         self.aggregation = aggregation
+        self.micro_batches = 1
+        """The parts in which each rank trains a batch."""
+        self.ends_batch = True
+        """Whether the part in training is the last one of its batch."""
         self.precision = Precision()
         self.averages: dict[Optimizer, bool] = {}
         """The wrapped optimizers, and whether they average their aggregated gradients or leave them summed."""
@@ -42,16 +46,14 @@ class Gradients:
                 "pass what context.wrap_optimizer() returned."
             )
         edit = clip_grads
-        if self.aggregation > 1:
+        if self.aggregation > 1 or self.micro_batches > 1:  # `accumulates`, without a call in each batch
             if not auto_zero_grads:
-                raise errors.InvalidExperimentException(
-                    f"step_optimizer(auto_zero_grads=False) does not work with aggregation_frequency="
-                    f"{self.aggregation}: gradients are zeroed after each aggregated step. Leave it at True."
-                )
-            if (batch_idx() + 1) % self.aggregation:
+                raise errors.InvalidExperimentException(self._refusal())
+            if not self.steps_at(batch_idx()):
                 return
-            if self.averages[optimizer]:
-                edit = self._average_then(clip_grads)
+            summed = self.micro_batches * (self.aggregation if self.averages[optimizer] else 1)
+            if summed > 1:
+                edit = self._average_then(clip_grads, summed)
         if self.before_first_step is not None:
             self.before_first_step()
             self.before_first_step = None
@@ -61,9 +63,33 @@ class Gradients:
         if auto_zero_grads:
             self.precision.zero_grad(optimizer, self.zeroes_in_place)
 
-    def _average_then(self, clip_grads: EditGradients | None) -> EditGradients:
+    @property
+    def accumulates(self) -> bool:
+        """Whether a step takes several backward passes."""
+        return self.aggregation > 1 or self.micro_batches > 1
+
+    def steps_at(self, batch_idx: int) -> bool:
+        """Return whether optimizers step in this part of a batch."""
+        return self.ends_batch and (batch_idx + 1) % self.aggregation == 0
+
+    def drop_part(self) -> None:
+        """Drop the gradients of a batch that is left in the middle; those of earlier batches cannot be told apart."""
+        for optimizer in self.averages if self.aggregation == 1 else ():
+            self.precision.zero_grad(optimizer, self.zeroes_in_place)
+
+    def _refusal(self) -> str:
+        cause, remedy = f"aggregation_frequency={self.aggregation}", "Leave it at True."
+        if self.aggregation == 1:
+            cause = f"batches that each rank trains in {self.micro_batches} parts, to keep their size with fewer ranks"
+            remedy = "Leave it at True, or pass batch_size=context.get_per_slot_batch_size() to the loader."
+        return (
+            f"step_optimizer(auto_zero_grads=False) does not work with {cause}: gradients are zeroed after each "
+            f"aggregated step. {remedy}"
+        )
+
+    def _average_then(self, clip_grads: EditGradients | None, count: int) -> EditGradients:
         def edit(parameters: list[nn.Parameter]) -> None:
-            divide_gradients(parameters, self.aggregation)
+            divide_gradients(parameters, count)
             if clip_grads is not None:
                 clip_grads(parameters)
 

@@ -227,10 +227,17 @@ class Bar(Display):
 
 
 def display_for(
-    ranks: DistributedContext, progress: Progress, plan: Plan, length_of: Callable[[Any], int | None]
+    ranks: DistributedContext,
+    progress: Progress,
+    plan: Plan,
+    length_of: Callable[[Any], int | None],
+    micro_batches: int,
 ) -> Display:
-    """Return the display for this process's output. Only the chief shows anything: the throughput of all ranks."""
-    arguments = (progress, plan, length_of, ranks.size)
+    """Return the display for this process's output. Only the chief shows anything: the throughput of all ranks.
+
+    `length_of` counts the samples of one of the `micro_batches` in which each rank trains a batch.
+    """
+    arguments = (progress, plan, length_of, ranks.size * micro_batches)
     if not ranks.is_chief or sys.stdout is None:  # as under pythonw
         return Display(*arguments)
     output = _Output(sys.stdout)

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import os
 import pathlib
-import time
 from collections.abc import Hashable, Iterator
 from typing import NoReturn, Self
 
@@ -21,7 +20,17 @@ from determined import errors
 from determined._home import home
 
 from . import schema
-from .connections import errors_naming, file_of, for_reading, location, reading_engine, shown, writing_engine
+from .connections import (
+    data_version,
+    errors_naming,
+    file_of,
+    for_reading,
+    location,
+    reading_engine,
+    shown,
+    transaction,
+    writing_engine,
+)
 from .migrations import VERSION, migrate, opened, version_of
 
 
@@ -48,19 +57,20 @@ class Access:
     def writing(self, *, creating: bool = False) -> Iterator[sa.Connection]:
         """Give a connection in a transaction; `creating` makes an SQLite file that is not there."""
         with opened(self._url, creating=creating) as engine:
-            with engine.begin() as connection:
+            with transaction(engine) as connection:
                 yield connection
             engine.dispose()
 
     def marker(self) -> Hashable:
         """Return what differs from all before it if anything was stored meanwhile.
 
-        SQLite writes to its log, or from there to the database. For PostgreSQL it always differs.
+        SQLite writes to its log, or from there to the database; PostgreSQL numbers its transactions.
         """
         path = file_of(self._url)
-        return (
-            time.monotonic_ns() if path is None else tuple(map(_state_of, (path, path.with_name(f"{path.name}-wal"))))
-        )
+        if path is not None:
+            return tuple(map(_state_of, (path, path.with_name(f"{path.name}-wal"))))
+        with errors_naming(self._url):
+            return data_version(self._engine)
 
     def missing(self, what: str, command: str) -> NoReturn:
         """Raise that something is not in the database, with the command that shows what is."""
@@ -140,7 +150,7 @@ class OpenDatabase:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sa.Connection]:
         self._file.require_in_place()
-        with errors_naming(self._engine.url), self._engine.begin() as connection:
+        with errors_naming(self._engine.url), transaction(self._engine) as connection:
             yield connection
 
     @contextlib.contextmanager

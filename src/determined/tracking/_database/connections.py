@@ -11,7 +11,7 @@ import sqlite3
 import time
 import urllib.parse
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,13 +21,13 @@ from determined import errors
 from determined._database_location import shown as without_password
 from determined._home import make_private
 
+from . import postgresql
 from .schema import Damage
 
 BUSY_TIMEOUT_S = 30.0  # seconds that a connection waits for another one's write
 _RETRY_DELAYS_S = 0.0005, 0.003  # seconds
 _random = random.SystemRandom()  # training's random numbers are not ours to draw
 ELSEWHERE = "set DET_HOME to another folder"
-_POSTGRESQL = "postgresql+psycopg"
 _LOCATIONS = "set DET_DATABASE to the path of an SQLite file or to a URL such as postgresql://user@host/name"
 SALVAGE = (
     "Restore a backup of that file, or move it away and a new one is created, or salvage what it holds with "
@@ -61,8 +61,8 @@ def _parsed(text: str) -> sa.URL:
 
 def _with_driver(url: sa.URL) -> sa.URL:
     """Return the URL with the driver that is used for its kind of server; `DatabaseException` if there is none."""
-    if url.drivername in ("postgresql", "postgres", _POSTGRESQL):
-        return url.set(drivername=_POSTGRESQL)
+    if url.drivername in ("postgresql", "postgres", postgresql.DRIVER):
+        return url.set(drivername=postgresql.DRIVER)
     if url.get_backend_name() == "sqlite":
         return url
     raise errors.DatabaseException(
@@ -145,8 +145,14 @@ def for_reading(engine: sa.Engine) -> sa.Engine:
     return engine.execution_options(reading=True)
 
 
-def data_version(engine: sa.Engine) -> tuple[int, int]:
-    """Return what differs from before when another connection than the engine's only one has changed an SQLite file."""
+def data_version(engine: sa.Engine) -> Hashable:
+    """Return what differs from before if anything was stored meanwhile.
+
+    With SQLite, what the engine's only connection has stored does not count.
+    """
+    if file_of(engine.url) is None:
+        with for_reading(engine).connect() as reading:
+            return postgresql.snapshot(reading)
     with _outside_transactions(engine) as connection:
         ((version,),) = connection.execute("PRAGMA data_version").fetchall()
         return id(connection), version
@@ -174,6 +180,14 @@ def _outside_transactions(engine: sa.Engine) -> Iterator[Any]:
         connection.close()
 
 
+@contextlib.contextmanager
+def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """Give a connection in a transaction that is stored, all of it, at the end of the block."""
+    begun = engine.begin() if file_of(engine.url) is not None else postgresql.transaction(engine)
+    with begun as connection:
+        yield connection
+
+
 def wait_for_turn(connection: sa.Connection, purpose: str, number: int) -> None:
     """Let those who do one thing do it one after the other, each until the end of its transaction."""
     if connection.dialect.name == "postgresql":  # in SQLite there is one writer at a time anyway
@@ -183,11 +197,11 @@ def wait_for_turn(connection: sa.Connection, purpose: str, number: int) -> None:
 
 def _server_engine(url: sa.URL, **options: Any) -> sa.Engine:
     try:
-        return sa.create_engine(url, **options)
-    except (exc.NoSuchModuleError, ModuleNotFoundError) as error:
+        return postgresql.engine(url, **options)
+    except ImportError as error:
         raise errors.DatabaseException(
-            f"no driver for the tracking database {shown(url)!r}: {error}; install the one its URL names, "
-            "such as psycopg for postgresql+psycopg:// (pip install 'resolute[postgres]')."
+            f"the driver for the tracking database {shown(url)!r} cannot be loaded: {' '.join(str(error).split())}; "
+            "run: pip install 'resolute[postgres]'"
         ) from error
 
 
@@ -265,13 +279,19 @@ def errors_naming(url: sa.URL) -> Iterator[None]:
             "smaller number."
         ) from error
     except (exc.SQLAlchemyError, sqlite3.Error, UnicodeDecodeError) as error:
-        cause = getattr(error, "orig", None) or error
+        cause = postgresql.one_line(error)
+        if postgresql.is_out_of_range(error):
+            raise errors.InvalidRequestException(
+                f"the tracking database {shown(url)!r} has no such number: {cause}; give a smaller number."
+            ) from error
         raise errors.DatabaseException(
-            f"the tracking database {shown(url)!r} cannot be used: {cause}; {_remedy(url, str(cause))}."
+            f"the tracking database {shown(url)!r} cannot be used: {cause}; {_remedy(url, cause)}."
         ) from error
 
 
 def _remedy(url: sa.URL, cause: str) -> str:
+    if file_of(url) is None:
+        return postgresql.remedy(cause)
     if "not a database" in cause:
         return f"move that file away, or {ELSEWHERE}"
     if "malformed" in cause or "decode" in cause:

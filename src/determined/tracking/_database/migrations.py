@@ -12,8 +12,18 @@ import sqlalchemy as sa
 from determined import errors
 from determined.tracking._data.records import score_of, searcher_metric
 
-from . import schema
-from .connections import ELSEWHERE, create_file, errors_naming, file_of, location, shown, wait_for_turn, writing_engine
+from . import postgresql, schema
+from .connections import (
+    ELSEWHERE,
+    create_file,
+    errors_naming,
+    file_of,
+    location,
+    shown,
+    transaction,
+    wait_for_turn,
+    writing_engine,
+)
 
 VERSION = 7
 """The version of the schema that this program writes.
@@ -85,9 +95,11 @@ def migrate(engine: sa.Engine) -> None:
 
     Safe when several processes do it at once: each reads the version after the other is done.
     """
-    with engine.begin() as connection:
+    with transaction(engine) as connection:
         wait_for_turn(connection, "migrations", 0)
         version = version_of(connection)
+        if not version and file_of(engine.url) is None:
+            postgresql.require_usable(connection, shown(engine.url))
         if version < VERSION:
             _use_partial_indexes(connection)
             if version:

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from determined._text import bounded
 from determined.tracking._data.changesets import Desired, TrialRequest
 from determined.tracking._data.json import decode_document, encode_document
 from determined.tracking._data.messages import CheckpointState, RunState
+from determined.tracking._data.process import CLAIMED_FOR_S
 
 _Conversion: TypeAlias = Callable[[Any], Any]
 MAX_GROUP_LENGTH = 400  # characters; databases cannot index names of any length
@@ -88,6 +91,37 @@ GroupName = Converted(sa.Text(), _storable_group)
 Integer = Converted(sa.BigInteger(), int)  # also of numpy's
 Float = Converted(sa.Float(), _storable_float)
 Document, DocumentList = _document(dict, encode_document), _document(list, lambda value: encode_document(list(value)))
+
+
+class _Renewable(TypeDecorator[float]):
+    """A time until which a process has promised to be alive, in seconds since 1970.
+
+    While a server is away nobody can renew a promise: what is read is a while after its start, at least.
+    """
+
+    impl = sa.Float
+    cache_ok = True
+
+    def column_expression(self, column: sa.ColumnElement[float]) -> sa.ColumnElement[float]:
+        """Return what is read instead of the column."""
+        return _Renewed(column)
+
+
+class _Renewed(FunctionElement[float]):
+    inherit_cache = True
+    type = sa.Float()
+
+
+@compiles(_Renewed)
+def _as_stored(element: _Renewed, compiler: Any, **options: Any) -> str:
+    return str(compiler.process(element.clauses, **options))
+
+
+@compiles(_Renewed, "postgresql")
+def _since_start(element: _Renewed, compiler: Any, **options: Any) -> str:
+    column = compiler.process(element.clauses, **options)
+    start = f"extract(epoch FROM pg_postmaster_start_time()) + {CLAIMED_FOR_S}"
+    return f"CASE WHEN {column} IS NOT NULL THEN greatest({column}, {start}) END"
 
 
 def _process() -> tuple[sa.Column[Any], ...]:
@@ -253,7 +287,7 @@ runners = sa.Table(
     sa.Column("since", Float, nullable=False),
     _identity(),
     # Until when a runner has promised to be alive, for those who cannot see its process.
-    sa.Column("alive_until", Float),
+    sa.Column("alive_until", _Renewable),
 )
 
 leases = sa.Table(
@@ -267,7 +301,7 @@ leases = sa.Table(
     sa.Column("process_started", Float, nullable=False),
     sa.Column("since", Float, nullable=False),
     _identity(),
-    sa.Column("alive_until", Float),
+    sa.Column("alive_until", _Renewable),
 )
 
 models = sa.Table(

@@ -127,9 +127,9 @@ class LocalExecutor:
         try:
             with theirs:
                 forkserver = self._fork_shim(theirs, spec, _shared(environment))
-        except OSError as error:
+        except OSError as error:  # as where memory or processes are short, which may pass
             link.close()
-            self._exits.append(RunExit.of(spec, EndReason.NOT_STARTED, f"no process can be started: {error}"))
+            self._exits.append(RunExit.of(spec, EndReason.FAILED, f"no process can be started: {error}"))
             return
         run = self._runs[spec.trial_id] = _Run(spec, forkserver, Channel(link), attempt)
         self._events.watch(run.channel, lambda: self._receive(run))
@@ -183,7 +183,10 @@ class LocalExecutor:
             self._begin(run.spec, run.attempt + 1)
         else:
             why = run.refused or run.forkserver.last_line or "the process that starts runs was killed again and again"
-            self._exits.append(RunExit.of(run.spec, EndReason.NOT_STARTED, why))
+            # One that was killed, or could not fork, may do better the next time.
+            is_hopeless = not run.refused and run.forkserver.has_failed
+            reason = EndReason.NOT_STARTED if is_hopeless else EndReason.FAILED
+            self._exits.append(RunExit.of(run.spec, reason, why))
 
     def _kill_shim(self, run: _Run) -> None:
         """Kill a shim that does not do what it was told."""

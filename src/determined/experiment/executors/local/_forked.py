@@ -1,4 +1,4 @@
-"""Fork a process, learn whether it could start, and end it as the interpreter ends a program."""
+"""Fork a process, and end it as the interpreter ends a program."""
 
 from __future__ import annotations
 
@@ -16,59 +16,43 @@ from typing import Any, NoReturn
 
 from determined.processes import end_with_parent, reset_signals, signals_blocked
 
-_STARTUP = 3  # the file descriptor after those that every process has
 _HERE = str(pathlib.Path(__file__).parent)
 
 
-class StartupPipe:
-    """The child's side: says why it cannot start, or nothing if it has."""
-
-    def failed(self, message: str) -> None:
-        """Tell the parent why there is nothing to wait for."""
-        with contextlib.suppress(OSError):
-            os.write(_STARTUP, message.encode(errors="replace")[:4096])
-
-    def done(self) -> None:
-        """Tell the parent that the program has started."""
-        os.close(_STARTUP)
-
-
-def fork(body: Callable[[StartupPipe], None]) -> tuple[int, int, int, int]:
+def fork(body: Callable[[], None]) -> tuple[int, int, int]:
     """Run `body` in a child with nothing open but its output, which ends when this process does.
 
-    Returns its id and the pipes of its output, its errors and its startup. The last has the reason if the child could
-    not start, and ends when it has started.
+    Returns its id and the pipes of its output and its errors.
     """
     parent = os.getpid()
-    pipes = [os.pipe() for _ in range(3)]
+    pipes = [os.pipe() for _ in range(2)]
     with signals_blocked():
         pid = os.fork()
         if pid == 0:
             _run(parent, [writer for _, writer in pipes], body)
     for _, writer in pipes:
         os.close(writer)
-    stdout, stderr, startup = (reader for reader, _ in pipes)
-    return pid, stdout, stderr, startup
+    stdout, stderr = (reader for reader, _ in pipes)
+    return pid, stdout, stderr
 
 
-def _run(parent: int, writers: list[int], body: Callable[[StartupPipe], None]) -> NoReturn:
+def _run(parent: int, writers: list[int], body: Callable[[], None]) -> NoReturn:
     try:
         _separate(parent, *writers)
-        body(StartupPipe())
+        body()
     except BaseException:
         os.write(2, traceback.format_exc().encode(errors="replace"))
     finally:
         os._exit(70)  # a body ends the process itself
 
 
-def _separate(parent: int, stdout: int, stderr: int, startup: int) -> None:
+def _separate(parent: int, stdout: int, stderr: int) -> None:
     end_with_parent(parent)
     # A group of its own, so that a program that signals its whole group reaches none but its own processes.
     os.setpgid(0, 0)
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
-    os.dup2(startup, _STARTUP, inheritable=False)
-    os.closerange(_STARTUP + 1, os.sysconf("SC_OPEN_MAX"))
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     reset_signals()
 
 

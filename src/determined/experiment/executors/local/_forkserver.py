@@ -50,6 +50,7 @@ _HUNT_INTERVAL_S = 0.05
 _HUGE_PAGES_AFTER = 4
 """Runs after which more are likely to follow: moving the memory takes as long as it saves in fifteen of them."""
 _MAX_OUTPUT = 4096
+_EXIT_TIMEOUT_S = 1.0
 # Whatever library may ask for GPUs there gets an answer for which CUDA, which no fork survives, is left alone.
 _NO_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
@@ -90,6 +91,14 @@ class ForkServer:
             lines = text.decode(errors="replace").split("\n")
             self._last_line = next((line.strip() for line in reversed(lines) if line.strip()), "")
         return self._last_line
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended by itself, as it does where it cannot work."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # When the last of its sockets is closed, it is not quite gone yet.
+            return self._process.wait(_EXIT_TIMEOUT_S) > 0
+        return False
 
     def close(self, timeout_s: float = 0.0) -> None:
         """Let it end, as it does when its last shim has ended; wait up to `timeout_s` seconds for that."""

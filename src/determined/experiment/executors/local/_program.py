@@ -14,8 +14,9 @@ from typing import NoReturn
 from determined._packages import explained
 from determined.experiment.executors._base import RunSpec
 from determined.experiment.executors._environment import THREAD_VARIABLES, command_of, import_path
+from determined.experiment.executors._exit_file import note_not_started
 from determined.experiment.executors._hook import run_hook
-from determined.experiment.executors.local._forked import StartupPipe, run_to_end, show
+from determined.experiment.executors.local._forked import run_to_end, show
 from determined.launch import HARNESS
 from determined.processes import set_name
 
@@ -41,7 +42,7 @@ def _module_name(entry: pathlib.Path) -> str | None:
     return entry.name if (entry / "__init__.py").is_file() else None
 
 
-def train_class(spec: RunSpec, environment: Mapping[str, str], startup: StartupPipe) -> NoReturn:
+def train_class(spec: RunSpec, environment: Mapping[str, str]) -> NoReturn:
     """Train a class in this forked process, made to look as if it had just been started, and end the process."""
     set_name(f"det-trial-{spec.trial_id}")
     os.environ.clear()
@@ -56,19 +57,18 @@ def train_class(spec: RunSpec, environment: Mapping[str, str], startup: StartupP
         sys.modules["torch"].set_num_threads(spec.placement.get("threads", 1))
     # Else all trials would draw the same. Python's own generator is new in every process, torch's always the same.
     sys.modules["numpy"].random.seed()
-    run_to_end(lambda: _train(entrypoint, startup))
+    run_to_end(lambda: _train(entrypoint, spec))
 
 
-def _train(entrypoint: str, startup: StartupPipe) -> None:
+def _train(entrypoint: str, spec: RunSpec) -> None:
     from determined.launch import load_class, train
 
     try:
         load_class(entrypoint)
     except Exception as error:
         show(error)
-        startup.failed(explained(f"{type(error).__name__}: {error}"))
+        note_not_started(spec, explained(f"{type(error).__name__}: {error}"))
         raise SystemExit(1) from None
-    startup.done()
     train(entrypoint)
 
 
@@ -84,7 +84,7 @@ def _become_main() -> str:
     return str(harness.__file__)
 
 
-def execute(spec: RunSpec, environment: Mapping[str, str], startup: StartupPipe) -> NoReturn:
+def execute(spec: RunSpec, environment: Mapping[str, str]) -> NoReturn:
     """Run the startup hook, then become the program of an entrypoint."""
     try:
         environment = run_hook(spec, environment)
@@ -101,7 +101,7 @@ def execute(spec: RunSpec, environment: Mapping[str, str], startup: StartupPipe)
     except (OSError, ValueError) as error:
         message = f"{command[0]!r} cannot be run: {_why(error, command[0], folder)}."
         os.write(2, f"{message}\n".encode(errors="replace"))
-        startup.failed(message)
+        note_not_started(spec, message)
         os._exit(126 if isinstance(error, PermissionError) else 127)
 
 

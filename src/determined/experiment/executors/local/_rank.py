@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 
 from determined._home import RUN_FOLDER_VARIABLE
 from determined.experiment.executors._base import RunSpec
-from determined.experiment.executors.local._forked import StartupPipe, fork
+from determined.experiment.executors.local._forked import fork
 from determined.experiment.executors.local._log import LogFile, LogOutput
 from determined.experiment.executors.local._patterns import Patterns
 from determined.experiment.executors.local._program import can_fork, execute, train_class
 from determined.launch import MODULE
 from determined.processes import RankExit
 
-Body = Callable[[StartupPipe], None]
+Body = Callable[[], None]
 
 
 class Rank:
@@ -28,8 +28,7 @@ class Rank:
     def __init__(self, number: int, spec: RunSpec, patterns: Patterns, body: Body) -> None:
         self.number = number
         self._file = LogFile(spec.files.log(number))
-        self.pid, stdout, stderr, self.startup = fork(body)
-        os.set_blocking(self.startup, False)
+        self.pid, stdout, stderr = fork(body)
         self.outputs = [
             LogOutput(stdout, "stdout", self._file, patterns.check),
             LogOutput(stderr, "stderr", self._file, patterns.check),
@@ -38,13 +37,6 @@ class Rank:
     @property
     def last_lines(self) -> list[str]:
         return list(self.outputs[1].last_lines)
-
-    def startup_problem(self) -> str:
-        """Return why it cannot start, if it has just said so."""
-        try:
-            return os.read(self.startup, 4096).decode(errors="replace")
-        except BlockingIOError:
-            return ""
 
     def add_line(self, text: str) -> None:
         """Add a line to its log that is not its own."""
@@ -61,7 +53,6 @@ class Rank:
     def close(self) -> None:
         for output in self.outputs:
             os.close(output.pipe)
-        os.close(self.startup)
         self._file.close()
 
 
@@ -70,8 +61,6 @@ def rank_bodies(spec: RunSpec, environment: Mapping[str, str]) -> tuple[list[Bod
 
     There is one process for each rank of a class, and one for a script.
     """
-    if not spec.code.is_dir():
-        raise FileNotFoundError(f"the code folder {spec.code} is not there")
     if not (spec.is_class and can_fork(spec)):
         return [functools.partial(execute, spec, environment)], None
     if spec.ranks == 1:

@@ -51,10 +51,8 @@ def main(link: socket.socket) -> None:
     signals = SignalPipe((signal.SIGCHLD, *STOP_SIGNALS))
     problem: Exception | None = None
     try:
-        _make_folder(spec, {**process, "forkserver": start["forkserver"]}, link)
-        exit = RunShim(spec, start["environment"], channel, signals).run(orders)
-    except OSError as error:
-        problem, exit = error, RunExit.of(spec, EndReason.NOT_STARTED, f"{error}")
+        exit = _make_folder(spec, {**process, "forkserver": start["forkserver"]}, channel, bool(orders))
+        exit = exit or RunShim(spec, start["environment"], channel, signals).run(orders)
     except Exception as error:
         reason = f"its shim failed: {type(error).__name__}: {error}"
         problem, exit = error, RunExit.of(spec, EndReason.KILLED, reason)
@@ -65,16 +63,22 @@ def main(link: socket.socket) -> None:
         raise problem  # with which this process ends, and all that it started
 
 
-def _make_folder(spec: RunSpec, shim: dict[str, Any], link: socket.socket) -> None:
-    """Make the folder of a run, as soon as the disk has room for it; an order or the runner's end ends the waiting."""
+def _make_folder(spec: RunSpec, shim: dict[str, Any], channel: Channel, has_orders: bool) -> RunExit | None:
+    """Make the folder of a run, as soon as the disk has room for it; returns the exit of a run that cannot have one.
+
+    An order, which may have come already, or the runner's end ends the waiting.
+    """
     while True:
         try:
             make_private(spec.folder)
             write_json(spec.files.shim, shim)
-            return
+            return None
         except OSError as error:
-            if not lacks_room(error) or select.select([link], [], [], _RETRY_S)[0]:
-                raise
+            if not lacks_room(error):
+                return RunExit.of(spec, EndReason.NOT_STARTED, f"{error}")
+            if has_orders or select.select([channel], [], [], _RETRY_S)[0]:
+                is_gone = not has_orders and channel.receive() is None
+                return RunExit.of(spec, EndReason.STOPPED, f"before it had begun: {error}", runner_gone=is_gone)
 
 
 class RunShim:
@@ -112,28 +116,22 @@ class RunShim:
     # The ranks
 
     def _start(self) -> None:
-        try:
+        if not self._spec.code.is_dir():
+            self._seen.not_started = f"the code folder {self._spec.code} is not there"
+        else:
             bodies, door = rank_bodies(self._spec, self._environment)
             self._exits = RankExits(len(bodies))
             for number, body in enumerate(bodies):
                 self._add(Rank(number, self._spec, self._patterns, body))
             self._store = serve_store(door) if door is not None else None
-        except Exception as error:
-            self._seen.not_started = f"{error}"
-            self._kill_all()
         self._report_patterns()
         self._reap()
 
     def _add(self, rank: Rank) -> None:
         self._ranks.append(rank)
         self._living[rank.pid] = rank
-        self._events.watch(rank.startup, functools.partial(self._on_startup, rank))
         for output in rank.outputs:
             self._events.watch(output.pipe, functools.partial(self._copy, output))
-
-    def _on_startup(self, rank: Rank) -> None:
-        self._seen.not_started = self._seen.not_started or rank.startup_problem()
-        self._events.unwatch(rank.startup)  # it has started, or never will
 
     def _copy(self, output: LogOutput) -> None:
         if output.copy() == 0:
@@ -265,12 +263,13 @@ class RunShim:
     def _exit(self) -> RunExit:
         seen, failure = self._seen, self._exits.failure
         for rank in self._ranks:
-            seen.not_started = seen.not_started or rank.startup_problem()
             rank.drain()
         self._report_patterns()
         for rank in self._ranks:
             rank.close()
         seen.failure, seen.status = failure, self._exits.status
+        with contextlib.suppress(OSError):
+            seen.not_started = self._spec.files.not_started.read_text(encoding="utf-8", errors="replace")
         with contextlib.suppress(OSError):
             seen.invalid_hp = self._spec.files.invalid_hp.read_text(encoding="utf-8", errors="replace")
         lines = self._ranks[failure.rank if failure else 0].last_lines if self._ranks else []

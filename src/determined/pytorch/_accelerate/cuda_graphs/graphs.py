@@ -75,6 +75,8 @@ def _obstacle(context: PyTorchTrialContext) -> str | None:
     for parameter in itertools.chain.from_iterable(map(parameters_of, context.optimizers)):
         if not parameter.is_cuda:
             return f"an optimizer has a parameter of shape {tuple(parameter.shape)} in host memory"
+    if context.gradients.micro_batches > 1:
+        return "each batch is trained in several parts, because the number of processes has changed"
     if not context.experimental.auto_to_device:
         return "batches stay in host memory (disable_auto_to_device), which a graph cannot read"
     return None
