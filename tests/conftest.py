@@ -18,6 +18,7 @@ from hypothesis import settings
 import forking
 import postgres_server
 from hosts import Hosts, connected
+from slurm import Slurm, running
 
 # Read when torch, NumPy and their libraries are loaded, so set before any test module imports them;
 # programs that tests start inherit them.
@@ -166,6 +167,20 @@ def hosts() -> Iterator[Hosts]:
     """Two machines with a cable between them."""
     with connected() as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def slurm_of_session() -> Iterator[Slurm]:
+    """A Slurm that several tests share, since jobs of one do not harm those of others."""
+    with running() as made:
+        yield made
+
+
+@pytest.fixture
+def slurm(slurm_of_session: Slurm, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    """A real Slurm, which the commands of this process and its children find."""
+    monkeypatch.setenv("SLURM_CONF", str(slurm_of_session.config))
+    return slurm_of_session
 
 
 def _use_one_torch_thread() -> None:

@@ -43,6 +43,31 @@ class RunFolder:
         return self.path / "exit.json"
 
     @property
+    def spec(self) -> pathlib.Path:
+        """What to run, for the job of a cluster that runs it."""
+        return self.path / "spec.json"
+
+    @property
+    def orders(self) -> pathlib.Path:
+        """What its runner wants of a job: a word a line, the last one counts."""
+        return self.path / "orders"
+
+    @property
+    def job(self) -> pathlib.Path:
+        """Which job of a cluster runs it."""
+        return self.path / "job.json"
+
+    @property
+    def job_files(self) -> pathlib.Path:
+        """What a job of a cluster needs and writes itself."""
+        return self.path / "job"
+
+    @property
+    def interrupted(self) -> pathlib.Path:
+        """By what a cluster asked it to stop; there only if one did."""
+        return self.path / "interrupted"
+
+    @property
     def not_started(self) -> pathlib.Path:
         """Why the entrypoint cannot be run; there only if it cannot."""
         return self.path / "not_started"

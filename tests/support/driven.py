@@ -100,16 +100,19 @@ class Experiments:
         (self.code / "program.py").write_text(PROGRAM)
         self._tokens: set[str] = set()
 
-    def create(self, settings: Mapping[str, Any], slots: int = 1, starts: bool = True) -> int:
+    def create(
+        self, settings: Mapping[str, Any], slots: int | None = 1, starts: bool = True, on: str | None = None
+    ) -> int:
         """Create an experiment, and have it driven."""
-        id = create(configs.from_map(settings), self.code, at=self.home, slots=slots)
+        slots = slots if on is None else None
+        id = create(configs.from_map(settings), self.code, at=self.home, slots=slots, on=on)
         if starts:
             control.activate(id, self.home, slots)
         return id
 
-    def run(self, settings: Mapping[str, Any], slots: int = 1, timeout: float = 120) -> int:
+    def run(self, settings: Mapping[str, Any], slots: int = 1, timeout: float = 120, on: str | None = None) -> int:
         """Run an experiment to its end."""
-        id = self.create(settings, slots)
+        id = self.create(settings, slots, on=on)
         control.wait(id, timeout, self.home)
         return id
 

@@ -82,7 +82,9 @@ def _about_trial(record: tracking.TrialRecord) -> str | None:
     is_paused = record.state is tracking.RunState.PAUSED
     if record.runner is None or record.runner.is_gone:
         return None if is_paused else "no runner"
-    return "waiting" if is_paused or not record.run_id else None
+    if is_paused or not record.run_id:
+        return "waiting"
+    return "queued" if record.process is None else None  # as a job of a batch system
 
 
 def lacks_runner(record: tracking.ExperimentRecord) -> bool:

@@ -90,6 +90,7 @@ def test_every_default_is_filled_in() -> None:
         "log_policies": [],
         "retention_policy": {"log_retention_days": None},
         "debug": False,
+        "slurm": {"slots_per_node": None, "gpu_type": None, "sbatch_args": []},
     }
 
 

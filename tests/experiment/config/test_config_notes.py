@@ -113,17 +113,17 @@ def test_keys_without_effect_are_listed_in_one_note() -> None:
     checkpoint_storage: {type: shared_fs, host_path: /a, propagation: rprivate}
     log_policies: [{pattern: a, action: cancel_retries}, {pattern: b, action: exclude_node}]
     searcher: {name: single, metric: loss}
-    slurm: {}
+    pbs: {}
     """
     assert parse(text).notes == (
         "These keys have no effect here: resources.weight, resources.shm_size, checkpoint_storage.propagation, "
         "optimizations.tensor_fusion_threshold, environment.image, environment.pod_spec, log_policies[1].action, "
-        "bind_mounts, slurm.",
+        "bind_mounts, pbs.",
     )
 
 
 def test_keys_without_effect_are_kept_for_programs_that_read_them() -> None:
-    assert config(slurm={"a": [1]}).to_dict()["slurm"] == {"a": [1]}
+    assert config(pbs={"a": [1]}).to_dict()["pbs"] == {"a": [1]}
 
 
 def test_records_per_epoch_is_said_once_to_have_no_effect() -> None:

@@ -125,7 +125,8 @@ CONFIGS = section(
     log_policies=st.lists(section({"pattern": st.just("a+")}, name=NAMES, action=st.just("exclude_node")), max_size=2),
     retention_policy=section(log_retention_days=st.integers(-1, 32767)),
     debug=st.booleans(),
-    slurm=FREE,
+    pbs=FREE,
+    slurm=section(slots_per_node=POSITIVE, gpu_type=NAMES, sbatch_args=st.just(["--exclusive"])),
 )
 
 

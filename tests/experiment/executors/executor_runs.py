@@ -13,7 +13,7 @@ import psutil
 
 import determined as det
 from determined import tracking
-from determined.experiment.executors import LocalExecutor, LogLine, RunExit, RunSpec, read_logs
+from determined.experiment.executors import Executor, LogLine, RunExit, RunSpec, read_logs
 from managed import record_trial
 
 PATIENCE = 60.0
@@ -64,7 +64,7 @@ class Trial(pytorch.PyTorchTrial):
 class Runs:
     """Makes runs of one program, each of a trial of its own, and looks at what they leave."""
 
-    def __init__(self, folder: pathlib.Path, executor: LocalExecutor) -> None:
+    def __init__(self, folder: pathlib.Path, executor: Executor) -> None:
         self.folder = folder
         self.executor = executor
         self.code = folder / "code"

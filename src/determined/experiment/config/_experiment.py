@@ -32,6 +32,7 @@ from determined.experiment.config._sections import (
     Reproducibility,
     Resources,
     RetentionPolicy,
+    Slurm,
 )
 from determined.experiment.config._storage import CheckpointStorage, HomeStorage
 
@@ -151,7 +152,9 @@ class ExperimentConfig(Section):
     pod_spec: Annotated[Any, ignored("Settings for Kubernetes.", {})] = None
     registry_auth: Annotated[Any, ignored("Credentials for a container registry.", {"username": "me"})] = None
     security: Annotated[Any, ignored("Settings of a cluster.", {})] = None
-    slurm: Annotated[Any, ignored("Settings for Slurm.", {})] = None
+    slurm: Annotated[
+        Slurm, key("How the runs of trials become jobs of Slurm.", {"sbatch_args": ["--partition=gpu"]})
+    ] = Field(default_factory=Slurm)
 
     _translated: tuple[str, ...] = PrivateAttr(default=())
 

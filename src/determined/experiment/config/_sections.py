@@ -25,6 +25,8 @@ from determined.experiment.config._section import (
     tagged,
 )
 
+_SBATCH_OPTION = re.compile(r"--([a-z][a-z-]*)(?:=.+)?", re.DOTALL)
+_OWN_SBATCH_OPTIONS = {"array", "error", "job-name", "nodes", "ntasks", "ntasks-per-node", "output", "wait", "wrap"}
 _VARIABLE = re.compile(r"[^\W\d]\w*=.*", re.DOTALL | re.ASCII)
 
 
@@ -65,6 +67,35 @@ class Resources(Section):
         """The smallest and the largest number of slots of a trial."""
         given = self.slots_per_trial
         return given if isinstance(given, SlotRange) else SlotRange(min=given, max=given)
+
+
+class Slurm(Section):
+    """How the runs of trials become jobs of Slurm. Applies to experiments that run `--on slurm`."""
+
+    slots_per_node: Annotated[
+        Positive | None, key("Number of slots of a trial on each node; null = as few nodes as possible.", 4)
+    ] = None
+    gpu_type: Annotated[Text | None, key("Type of the GPUs, as Slurm calls it.", "a100")] = None
+    sbatch_args: Annotated[
+        list[Text], key("Further options of `sbatch`, in their long form.", ["--partition=gpu", "--time=8:00:00"])
+    ] = []
+
+    def violations(self) -> Iterator[RuleViolation]:
+        """Yield the options that are none, and those that are chosen for each job."""
+        for index, option in enumerate(self.sbatch_args):
+            name = _SBATCH_OPTION.fullmatch(option)
+            if name is None:
+                yield RuleViolation(
+                    ("sbatch_args", index),
+                    "it is not a long option of sbatch with its value",
+                    "Write --partition=gpu, for example.",
+                )
+            elif name[1] in _OWN_SBATCH_OPTIONS:
+                yield RuleViolation(
+                    ("sbatch_args", index),
+                    f"--{name[1]} follows from slots_per_trial and slots_per_node",
+                    "Leave it out.",
+                )
 
 
 class Reproducibility(Section):
