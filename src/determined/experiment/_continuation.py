@@ -13,7 +13,10 @@ from determined.experiment.executors import Machine
 from determined.tracking import KEEP, Keep, TrackingReader
 
 _DETAILS = ("name", "description", "labels", "project", "workspace")
-_LOCATION = ("type", "host_path", "storage_path", "container_path")
+_LOCATION = (
+    *("type", "host_path", "storage_path", "container_path", "bucket", "prefix", "endpoint_url", "container"),
+    "account_url",
+)
 
 
 class Continuation(NamedTuple):
