@@ -8,6 +8,7 @@ import os
 import pathlib
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
@@ -134,7 +135,7 @@ class Objects:
         except FileNotFoundError:
             return {}
         return {
-            name.strip("/").removeprefix(f"{self._root}/"): ObjectInfo(int(info["size"] or 0), _modified(info))
+            self._name(name): ObjectInfo(int(info["size"] or 0), _modified(info))
             for name, info in found.items()
             if info.get("type") == "file" and not name.endswith("/")
         }
@@ -186,7 +187,11 @@ class Objects:
         return f"{text}. Check that the store can be reached and that the URL is right."
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name}".strip("/")
+        # Libraries take '?', '%' and others in a path for something else, each in its own way.
+        return f"{self._root}/{urllib.parse.quote(name, safe='/ ').replace('%', '=')}".strip("/")
+
+    def _name(self, path: str) -> str:
+        return urllib.parse.unquote(path.strip("/").removeprefix(f"{self._root}/").replace("=", "%"))
 
 
 def repeated(action: Callable[[], T]) -> T:
@@ -213,7 +218,14 @@ def _lacks_credentials(error: BaseException) -> bool:
 
 
 def _modified(info: Mapping[str, Any]) -> float:
-    """Return when an object was written. Libraries call it differently, and only have in common that it is a date."""
-    dates = [value for value in info.values() if isinstance(value, datetime.datetime)]
-    aware = [one if one.tzinfo else one.replace(tzinfo=datetime.UTC) for one in dates]
-    return max((one.timestamp() for one in aware), default=0.0)
+    """Return when an object was written; libraries name it differently, and some spell the date."""
+    dates = []
+    for name in ("LastModified", "last_modified", "updated", "mtime", "created"):
+        value = info.get(name)
+        if isinstance(value, str):
+            value = datetime.datetime.fromisoformat(value)
+        if isinstance(value, int | float):
+            dates.append(datetime.datetime.fromtimestamp(value, datetime.UTC))
+        elif isinstance(value, datetime.datetime):
+            dates.append(value if value.tzinfo else value.replace(tzinfo=datetime.UTC))
+    return max((one.timestamp() for one in dates), default=0.0)

@@ -37,7 +37,7 @@ class FsspecStore:
 
     def __init__(self, objects: Objects, keep: Callable[[], None] = lambda: None) -> None:
         """`keep` is called when the store is known to be usable."""
-        self._objects = objects
+        self.objects = objects
         self._keep = keep
         key = hashlib.sha256(objects.location.encode()).hexdigest()[:16]
         self.copies = LocalCopies(home().stores / key, objects.location)
@@ -46,14 +46,14 @@ class FsspecStore:
     @property
     def location(self) -> str:
         """The URL of the store."""
-        return self._objects.location
+        return self.objects.location
 
     def check(self) -> None:
         """Raise `StorageException` if no checkpoint can be written here."""
         name = f"check-{uuid.uuid4().hex}"
-        with self._objects.errors_naming("written"):
-            self._objects.write(name, b"")
-            self._objects.remove([name])
+        with self.objects.errors_naming("written"):
+            self.objects.write(name, b"")
+            self.objects.remove([name])
         self._keep()
 
     def begin(self) -> None:
@@ -89,7 +89,7 @@ class FsspecStore:
 
     def open(self, checkpoint_id: str) -> SavedCheckpoint:
         """Return a checkpoint to read: from this machine if it is here, else fetched when its files are asked for."""
-        objects = self._objects.below(checked_id(checkpoint_id))
+        objects = self.objects.below(checked_id(checkpoint_id))
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.copies.in_use(checkpoint_id))
             is_here = self.copies.is_pending(checkpoint_id)
@@ -100,7 +100,7 @@ class FsspecStore:
     def delete(self, checkpoint_id: str) -> None:
         """Remove a checkpoint; it disappears at once, also when the removal is interrupted."""
         self.wait(checkpoint_id)
-        objects = self._objects.below(checked_id(checkpoint_id))
+        objects = self.objects.below(checked_id(checkpoint_id))
         with objects.errors_naming("changed"):
             if MANIFEST_FILE not in objects.find():
                 raise self._not_found(checkpoint_id)
@@ -112,8 +112,8 @@ class FsspecStore:
 
     def list(self) -> Sequence[str]:
         """Return the ids of all checkpoints that are complete in the store."""
-        with self._objects.errors_naming("read"):
-            names = [name.partition("/") for name in self._objects.find()]
+        with self.objects.errors_naming("read"):
+            names = [name.partition("/") for name in self.objects.find()]
         return sorted(one for one, _, rest in names if rest == MANIFEST_FILE and is_id(one))
 
     def clear_leftovers(self) -> Sequence[str]:
@@ -121,21 +121,21 @@ class FsspecStore:
 
         Those that this machine is still to upload stay.
         """
-        with self._objects.errors_naming("changed"):
+        with self.objects.errors_naming("changed"):
             found: dict[str, dict[str, float]] = {}
-            for name, info in self._objects.find().items():
+            for name, info in self.objects.find().items():
                 one, _, rest = name.partition("/")
                 found.setdefault(one, {})[rest] = info.modified
             left = sorted(one for one, files in found.items() if is_id(one) and self._is_left(one, files))
             for one in left:
-                objects = self._objects.below(one)
+                objects = self.objects.below(one)
                 _remove_rest(objects)
                 objects.abort_parts()
         return sorted({*left, *self.copies.clear_leftovers()})
 
     def put_tree(self, folder: pathlib.Path, prefix: str, known: dict[str, tuple[int, int]]) -> None:
         """Upload the files of a folder, which may grow meanwhile, that are not as `known` says, and note them there."""
-        objects = self._objects.below(prefix)
+        objects = self.objects.below(prefix)
         for path in sorted(one for one in folder.rglob("*") if one.is_file() and not one.is_symlink()):
             name, found = path.relative_to(folder).as_posix(), path.stat()
             state = (found.st_size, found.st_mtime_ns)
@@ -145,11 +145,11 @@ class FsspecStore:
 
     def explain(self, error: BaseException) -> str:
         """Return the reason and the remedy of an error of the store, without secrets."""
-        return self._objects.explain(error)
+        return self.objects.explain(error)
 
     def get_tree(self, prefix: str, folder: pathlib.Path) -> int:
         """Download what is below a prefix, except files that are here with the same size; return how many there are."""
-        objects = self._objects.below(prefix)
+        objects = self.objects.below(prefix)
         with objects.errors_naming("read"):
             sizes = {name: info.size for name, info in objects.find().items()}
             changed = {n: size for n, size in sizes.items() if not _has_size(folder / n, size)}
@@ -170,7 +170,7 @@ class FsspecStore:
 
     def _send(self, upload: Upload) -> None:
         """Upload what is not there: the files, then the manifest."""
-        folder, objects = self.copies.path(upload.checkpoint_id), self._objects.below(upload.checkpoint_id)
+        folder, objects = self.copies.path(upload.checkpoint_id), self.objects.below(upload.checkpoint_id)
         sizes = {name: entry.size for name, entry in Manifest.read(folder).files.items()}
         manifest = (folder / MANIFEST_FILE).read_bytes()
         there = objects.find()
