@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
 from typing import Any
 
 import pytest
@@ -181,6 +186,36 @@ def test_tensorboard_files_go_to_the_store(s3_url: str, tmp_path: pathlib.Path) 
     assert store.get_tree(prefix_of(home().database, 1, 1), tmp_path / "copy") == 1
     (file,) = written.iterdir()
     assert (tmp_path / "copy" / file.name).read_bytes() == file.read_bytes()
+
+
+@pytest.mark.process
+@pytest.mark.thorough
+def test_tensorboard_shows_files_that_are_only_in_the_store(s3_url: str, tmp_path: pathlib.Path) -> None:
+    fit(init={"checkpoint_storage": s3_url}, max_length=Batch(2))
+    shutil.rmtree(home().path / "tensorboard")
+    command = [sys.executable, "-m", "determined.cli", "tensorboard", "start", "--trial", "1", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[3].rstrip(".")
+            shown: list[str] = []
+            while not shown:  # it reads its files after it has started
+                with urllib.request.urlopen(f"{url}data/plugin/scalars/tags", timeout=30) as answer:
+                    shown = [tag for tags in json.load(answer).values() for tag in tags]
+            assert "Determined/loss" in shown
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+def test_deleted_experiment_leaves_nothing_in_the_store(s3_url: str) -> None:
+    fit(init={"exp_conf": {"checkpoint_storage": s3_url}}, max_length=Batch(2))
+    store = storage.store_for(s3_url, home().checkpoints)
+    assert isinstance(store, storage.FsspecStore)
+    assert {name.partition("/")[0] for name in store.objects.find()} == {"tensorboard", *store.list()}
+    assert run_det("experiment", "delete", 1, "--yes").exit_code == 0
+    assert store.objects.find() == {}
 
 
 def experiment(tmp_path: pathlib.Path, s3: S3Server, bucket: str, **changes: str) -> pathlib.Path:

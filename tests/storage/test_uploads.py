@@ -19,6 +19,7 @@ import pytest
 
 from determined import errors, storage
 from determined._home import home
+from determined.storage._fsspec import uploads
 from determined.storage._fsspec.objects import Objects
 from object_servers import S3Server
 
@@ -121,6 +122,24 @@ def test_refusals_of_the_server_are_survived(s3: S3Server, s3_url: str) -> None:
         assert {name: (saved.folder / name).stat().st_size for name in FILES} == FILES
 
 
+@pytest.mark.parametrize("status", [503, 403])
+def test_end_of_a_run_does_not_wait_for_ever(
+    s3: S3Server, s3_url: str, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    for name in ("MAX_OUTAGE_S", "MAX_REFUSAL_S"):
+        monkeypatch.setattr(uploads, name, 0.1)
+    store = storage.store_for(s3_url, home().checkpoints)
+    store.begin()
+    s3.refuse = lambda method, path: status
+    fill(store)
+    with pytest.raises(errors.StorageException, match=r"not in s3://.* yet: 1\..*safe in the home folder.*`det gc`"):
+        store.wait()
+    s3.refuse = lambda method, path: None
+    monkeypatch.undo()
+    store.wait()
+    assert store.list() == ["one"]
+
+
 UPLOAD = """
 import os, pathlib
 from determined import storage
@@ -188,6 +207,29 @@ def test_upload_killed_in_the_middle_of_a_file_is_repeated(s3: S3Server, s3_url:
     with store.open("one") as saved:
         assert (saved.folder / "big").stat().st_size == 40_000_000
     assert s3.client().list_multipart_uploads(Bucket=s3_url[5:].partition("/")[0]).get("Uploads", []) == []
+
+
+MEMORY = """
+import os, pathlib, resource
+from determined import storage
+store = storage.store_for(os.environ["STORE"], pathlib.Path())
+store.begin()
+used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with store.create("one") as folder, (folder / "big").open("wb") as file:
+    for _ in range(2048):
+        file.write(os.urandom(1 << 20))
+store.wait()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.campaign
+def test_large_checkpoint_goes_up_in_little_memory(
+    s3: S3Server, s3_url: str, run_in_new_interpreter: RunProgram
+) -> None:
+    done = run_in_new_interpreter(MEMORY, STORE=s3_url)
+    assert int(done.stdout) < 300 << 10, done.stderr
 
 
 def test_interrupted_deletion_leaves_no_half_checkpoint(tmp_path: pathlib.Path) -> None:

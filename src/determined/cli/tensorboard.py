@@ -51,7 +51,8 @@ def start(
                 while True:
                     time.sleep(_REFRESH_S)
                     for again in fetch:
-                        again()
+                        with contextlib.suppress(errors.StorageException):  # it may work the next time
+                            again()
 
 
 def _folders(

@@ -143,6 +143,12 @@ class FsspecStore:
                 objects.put(path, name, lambda _: None)
                 known[name] = state
 
+    def remove_tree(self, prefix: str) -> None:
+        """Remove what `put_tree` put below a prefix."""
+        objects = self.objects.below(prefix)
+        with objects.errors_naming("changed"):
+            objects.remove(objects.find())
+
     def explain(self, error: BaseException) -> str:
         """Return the reason and the remedy of an error of the store, without secrets."""
         return self.objects.explain(error)

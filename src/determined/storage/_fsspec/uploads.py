@@ -118,8 +118,8 @@ class Uploads:
 
     def _progress(self, left: list[Upload]) -> tuple[object, ...]:
         size, sent = sum(one.size for one in left), sum(min(one.sent, one.size) for one in left)
-        text = "Waiting until %d checkpoints are in %s: %.1f of %.1f MB are sent."
-        return text, len(left), self._location, sent / 1e6, size / 1e6
+        text = "Waiting for uploads to %s: %.1f of %.1f MB are sent. Checkpoints left: %d."
+        return text, self._location, sent / 1e6, size / 1e6, len(left)
 
     def _raise_if_away(self, begin: float, count: int) -> None:
         if self._failing_since is None or self._failure is None:
@@ -127,8 +127,8 @@ class Uploads:
         limit = MAX_REFUSAL_S if will_stay(self._failure) else MAX_OUTAGE_S
         if time.monotonic() - max(begin, self._failing_since) > limit:
             raise errors.StorageException(
-                f"{count} checkpoints are not in {self._location}: {self._explain(self._failure)} They are safe in the "
-                "home folder: the next run with this checkpoint_storage uploads them, and so does `det gc`."
+                f"Checkpoints that are not in {self._location} yet: {count}. {self._explain(self._failure)} They are "
+                "safe in the home folder: the next run with this checkpoint_storage uploads them, and so does `det gc`."
             )
 
     def _work(self) -> None:
