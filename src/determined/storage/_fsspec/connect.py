@@ -142,10 +142,13 @@ def _store(place: _Place, given: Keys) -> FsspecStore:
         options = {"use_listings_cache": False, **service.options(place, known_keys(place.location))}
         return fsspec.filesystem(place.scheme, **options)
 
+    remedy = service.remedy
+    if keys and not given:
+        remedy += f" Those used here are the keys of an earlier config, in {home().storage_credentials}."
     root = posixpath.join(place.bucket, place.prefix)
     secrets = [*keys.values(), *(_parts(keys["connection_string"]).values() if "connection_string" in keys else ())]
     long = [one for one in secrets if len(one) > 4]
-    objects = Objects(place.location, root, connect, service.remedy, long)
+    objects = Objects(place.location, root, connect, remedy, long)
     return FsspecStore(objects, lambda: _keep(place.location, given))
 
 
