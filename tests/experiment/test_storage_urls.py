@@ -227,6 +227,13 @@ def experiment(tmp_path: pathlib.Path, s3: S3Server, bucket: str, **changes: str
     return folder
 
 
+def follow(config: pathlib.Path, folder: pathlib.Path) -> Any:
+    """Run an experiment to its end by the command line."""
+    command = ["-m", "determined.cli", "experiment", "create", str(config), str(folder), "--follow"]
+    env = {**os.environ, "PYTHONPATH": forking.PYTHONPATH}
+    return forking.run(command, env=env, cwd=config.parent, capture_output=True, timeout=240)
+
+
 def test_experiment_with_an_unusable_store_is_refused(s3: S3Server, bucket: str, tmp_path: pathlib.Path) -> None:
     folder = experiment(tmp_path, s3, "no-such-bucket")
     result = run_det("experiment", "create", tmp_path / "config.yaml", folder)
@@ -237,15 +244,34 @@ def test_experiment_with_an_unusable_store_is_refused(s3: S3Server, bucket: str,
 
 @pytest.mark.process
 @pytest.mark.thorough
+def test_trial_killed_before_its_upload_continues_from_what_it_saved(
+    s3: S3Server, bucket: str, tmp_path: pathlib.Path
+) -> None:
+    folder = experiment(tmp_path, s3, bucket, path=f"{forking.PYTHONPATH}, DET_DIE_AT=upload_began")
+    config = (tmp_path / "config.yaml").read_text()
+    config = config.replace("[1, 2, 3]", "[1]").replace("max_restarts: 0", "max_restarts: 3")
+    (tmp_path / "config.yaml").write_text(config.replace("save_trial_latest: 1", "save_trial_latest: 9"))
+    result = follow(tmp_path / "config.yaml", folder)
+    assert result.returncode == 0, result.stdout + result.stderr
+    # Killed while it uploaded one or each of them, it lost neither.
+    assert [(one.steps_completed, one.state) for one in records().checkpoints(1)] == [
+        (2, CheckpointState.COMPLETED),
+        (4, CheckpointState.COMPLETED),
+    ]
+    (trial,) = records().trials(1)
+    assert trial.state is RunState.COMPLETED
+    assert trial.restarts in (1, 2)
+
+
+@pytest.mark.process
+@pytest.mark.thorough
 def test_search_keeps_its_checkpoints_in_s3(
     s3: S3Server, bucket: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):  # those of the config are used
         monkeypatch.delenv(name)
     folder = experiment(tmp_path, s3, bucket)
-    command = ["-m", "determined.cli", "experiment", "create", str(tmp_path / "config.yaml"), str(folder), "--follow"]
-    env = {**os.environ, "PYTHONPATH": forking.PYTHONPATH}
-    done = forking.run(command, env=env, cwd=tmp_path, capture_output=True, timeout=240)
+    done = follow(tmp_path / "config.yaml", folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [one.state for one in records().trials(1)] == [RunState.COMPLETED] * 3
     kept = [one for one in records().checkpoints(1) if one.state is CheckpointState.COMPLETED]
@@ -268,6 +294,5 @@ def test_search_keeps_its_checkpoints_in_s3(
     warm = (tmp_path / "config.yaml").read_text().replace("max_length", "source_trial_id: 1, max_length")
     (tmp_path / "warm.yaml").write_text(warm.replace("[1, 2, 3]", "[1]"))
     forget_copies()
-    command[4] = str(tmp_path / "warm.yaml")
-    done = forking.run(command, env=env, cwd=tmp_path, capture_output=True, timeout=240)
+    done = follow(tmp_path / "warm.yaml", folder)
     assert done.returncode == 0, done.stdout + done.stderr
