@@ -20,6 +20,8 @@ import postgres_server
 from hosts import Hosts, connected
 from slurm import Slurm, running
 
+pytest_plugins = ["object_servers"]
+
 # Read when torch, NumPy and their libraries are loaded, so set before any test module imports them;
 # programs that tests start inherit them.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

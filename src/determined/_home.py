@@ -112,6 +112,16 @@ class Home:
         return self.path / "checkpoints"
 
     @property
+    def stores(self) -> pathlib.Path:
+        """One folder for each checkpoint store at a URL: what is to be uploaded, and copies of what was read."""
+        return self.path / "stores"
+
+    @property
+    def storage_credentials(self) -> pathlib.Path:
+        """The keys that configs name for checkpoint stores, by location."""
+        return self.path / "storage-credentials.json"
+
+    @property
     def distributed_key(self) -> pathlib.Path:
         """The key by which ranks of this user on one machine sign what they exchange."""
         return self.path / "distributed.key"

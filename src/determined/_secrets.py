@@ -9,12 +9,13 @@ from typing import Any
 
 MASK = "********"
 _VARIABLES = "environment_variables"
-_STORAGE_KEYS = ("access_key", "secret_key", "connection_string", "credential")
+STORAGE_SECRETS = ("access_key", "secret_key", "connection_string", "credential")
+"""The keys of `checkpoint_storage` whose values are secret."""
 _SECRETS: tuple[tuple[str, ...], ...] = (
     ("data", "secrets"),
     ("registry_auth",),
     ("environment", "registry_auth"),
-    *(("checkpoint_storage", key) for key in _STORAGE_KEYS),
+    *(("checkpoint_storage", key) for key in STORAGE_SECRETS),
 )
 _CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 _LARGEST_CONFIG = 1 << 20
@@ -39,6 +40,15 @@ def mask_variables(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(environment, Mapping) or not environment.get(_VARIABLES):
         return dict(config)
     return {**config, "environment": {**environment, _VARIABLES: _masked(environment[_VARIABLES])}}
+
+
+def mask_storage(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config as it goes on record: without the keys of its checkpoint store, which are kept elsewhere."""
+    section = config.get("checkpoint_storage")
+    if not isinstance(section, Mapping):
+        return dict(config)
+    hidden = {key: MASK for key in STORAGE_SECRETS if section.get(key) is not None}
+    return {**config, "checkpoint_storage": {**section, **hidden}}
 
 
 def mask_variables_in_file(path: pathlib.Path) -> bytes | None:

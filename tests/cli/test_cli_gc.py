@@ -47,7 +47,7 @@ def state_of(records: tracking.TrackingReader, uuid: str) -> tracking.Checkpoint
 def test_nothing_to_do_is_said(det: Det, home: pathlib.Path) -> None:
     result = det("gc")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert [line.split()[0] for line in result.stdout.splitlines()] == ["0"] * 6
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["0"] * 7
     assert not home.exists()
 
 

@@ -257,7 +257,7 @@ def test_the_search_is_heard_within_a_second(lab: Experiments) -> None:
     [
         ({"entrypoint": None}, "no entrypoint"),
         ({"resources": {"slots_per_trial": 512}, "hyperparameters": {"global_batch_size": 512}}, "slots_per_trial=512"),
-        ({"checkpoint_storage": {"type": "s3", "bucket": "b"}}, "'s3'"),
+        ({"checkpoint_storage": {"type": "directory", "container_path": "/proc/none"}}, "/proc/none"),
     ],
 )
 def test_what_cannot_run_here_is_refused_before_anything_is_made(

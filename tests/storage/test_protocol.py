@@ -7,7 +7,7 @@ import pathlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -57,6 +57,15 @@ class MemoryStore:
         self.objects: dict[str, dict[str, bytes]] = {}
 
     def check(self) -> None:
+        pass
+
+    def begin(self) -> None:
+        pass
+
+    def when_stored(self, checkpoint_id: str, action: Callable[[], None]) -> None:
+        action()
+
+    def wait(self, checkpoint_id: str | None = None) -> None:
         pass
 
     @contextlib.contextmanager

@@ -39,14 +39,17 @@ def doctor(json: Json = False) -> None:
 
 
 def gc(
-    store: Annotated[str | None, typer.Argument(help="A checkpoint folder. (default: that of the home folder)")] = None,
+    store: Annotated[
+        str | None, typer.Argument(help="A checkpoint folder or URL. (default: that of the home folder)")
+    ] = None,
 ) -> None:
     """Remove what crashes left behind in checkpoints, the database and new experiments, and expired logs."""
-    from determined.core.checkpoint_gc import mark_missing, record_unrecorded, remove_unlisted
+    from determined.core.checkpoint_gc import finish_uploads, mark_missing, record_unrecorded, remove_unlisted
 
     home = _home.home()
     folder = storage.store_for(store, home.checkpoints)
     done = {
+        "interrupted uploads finished": finish_uploads(home) if home.may_have_database else [],
         "incomplete checkpoints removed": folder.clear_leftovers(),
         "checkpoints added to the database": record_unrecorded(folder, home.database) if home.may_have_database else [],
         "folders of deleted checkpoints removed": remove_unlisted(folder, home.database),
@@ -90,6 +93,9 @@ def _orphans(kind: str, folders: Iterable[pathlib.Path], pattern: str, known: Co
 
 
 def _checkpoint_problems(home: _home.Home, records: tracking.TrackingReader) -> Iterator[Problem]:
+    for location, uuids in storage.abandoned_uploads(home.stores).items():
+        what = f"{len(uuids)} checkpoints are in {home.stores}, but not yet in {location}: {', '.join(uuids)}."
+        yield Problem(what=what, remedy="`det gc` uploads them, and so does the next run with this checkpoint_storage.")
     recorded = {one.uuid: one for one in records.checkpoints()}
     # Read second, since a checkpoint is recorded after it is in the store.
     store = storage.store_for(None, home.checkpoints)

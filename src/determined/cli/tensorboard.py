@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pathlib
-import signal
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
 
-from determined import _home, errors
+from determined import _home, errors, storage
+from determined.core.tensorboard_files import prefix_of
+from determined.tracking import TrackingReader
 
 from . import _output
 from ._arguments import add, complete_experiment, complete_trial
+
+_REFRESH_S = 30.0
 
 app = typer.Typer(help="TensorBoard: curves, images and profiles of trials in a browser.", no_args_is_help=True)
 
@@ -38,27 +43,51 @@ def start(
     """Serve TensorBoard for experiments and trials until Ctrl-C."""
     if not ids and not trials:
         raise typer.BadParameter("give the id of an experiment, or --trial with the id of a trial.")
-    with _gathered(_folders(ids or [], trials or [])) as folder, _served(folder, host, port) as url:
-        typer.echo(f"TensorBoard is at {url}. Ctrl-C stops it.")
-        with contextlib.suppress(KeyboardInterrupt):
-            while True:
-                signal.pause()
+    with tempfile.TemporaryDirectory(prefix="det-tensorboard-") as copies:
+        folders, fetch = _folders(ids or [], trials or [], pathlib.Path(copies))
+        with _gathered(folders) as folder, _served(folder, host, port) as url:
+            typer.echo(f"TensorBoard is at {url}. Ctrl-C stops it.")
+            with contextlib.suppress(KeyboardInterrupt):
+                while True:
+                    time.sleep(_REFRESH_S)
+                    for again in fetch:
+                        with contextlib.suppress(errors.StorageException):  # it may work the next time
+                            again()
 
 
-def _folders(ids: list[int], trials: list[int]) -> dict[str, pathlib.Path]:
-    """Return the folders to show, by name."""
+def _folders(
+    ids: list[int], trials: list[int], copies: pathlib.Path
+) -> tuple[dict[str, pathlib.Path], list[Callable[[], int]]]:
+    """Return the folders to show, by name, and what fetches those again that are copies from a checkpoint store."""
     records, home = _output.open_records(), _home.home()
-    found = {f"experiment-{id}": home.tensorboards(records.experiment(id).id) for id in ids}
+    chosen: dict[str, tuple[int, int | None]] = {f"experiment-{id}": (records.experiment(id).id, None) for id in ids}
     for id in trials:
         trial = records.trial(id)
-        found[f"experiment-{trial.experiment_id}/trial-{id}"] = home.tensorboard(trial.experiment_id, id)
-    missing = [name for name, folder in found.items() if not folder.is_dir()]
+        chosen[f"experiment-{trial.experiment_id}/trial-{id}"] = (trial.experiment_id, id)
+    found, missing = dict[str, pathlib.Path](), []
+    fetches: list[Callable[[], int]] = []
+    for name, (experiment_id, trial_id) in chosen.items():
+        folder = home.tensorboards(experiment_id) if trial_id is None else home.tensorboard(experiment_id, trial_id)
+        if not folder.is_dir() and isinstance(store := _store_of(records, experiment_id), storage.FsspecStore):
+            folder = copies / name
+            fetches.append(functools.partial(store.get_tree, prefix_of(home.database, experiment_id, trial_id), folder))
+            fetches[-1]()
+        found[name] = folder
+        if not folder.is_dir():
+            missing.append(name)
     if missing:
         raise errors.InvalidRequestException(
             f"there are no TensorBoard files of {', '.join(missing)} under {str(home.path)!r}; trials write them when "
             "they report their first metrics."
         )
-    return found
+    return found, fetches
+
+
+def _store_of(records: TrackingReader, experiment_id: int) -> storage.CheckpointStore:
+    """Return where the checkpoints of an experiment are."""
+    section = (records.experiment(experiment_id).config or {}).get("checkpoint_storage")
+    of_checkpoints = [storage.locate(one.path)[0] for one in records.checkpoints(experiment_id)[-1:]]
+    return of_checkpoints[0] if of_checkpoints else storage.store_for(section, _home.home().checkpoints)
 
 
 @contextlib.contextmanager

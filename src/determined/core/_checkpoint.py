@@ -62,7 +62,7 @@ class CheckpointContext:
         with self.store.create(storage_id, self._recorder.origin) as folder:
             yield folder, storage_id
             self._complete(folder, metadata)
-        self._record(storage_id)
+        self._record_when_stored(storage_id)
 
     @contextlib.contextmanager
     def _store_shards(self, metadata: Mapping[str, Any] | None) -> Iterator[tuple[pathlib.Path, str]]:
@@ -86,7 +86,7 @@ class CheckpointContext:
             def commit() -> None:
                 self._complete(staging, _checkpoint_shards.merge(staging, shards))
                 stack.close()
-                self._record(storage_id)
+                self._record_when_stored(storage_id)
 
             storage_id, staging = on_first_rank(ranks, create)
             own, checked = on_all_ranks(ranks, begin)[ranks.rank]
@@ -102,14 +102,26 @@ class CheckpointContext:
         # What was reported before the checkpoint must be recorded before it.
         self._recorder.flush()
 
-    def _record(self, storage_id: str) -> None:
-        with self.store.open(storage_id) as saved:
-            self._recorder.put(checkpoint_gc.saved_message(saved, time.time()))
-        self._recorder.flush()
-        storage.fault_point("recorded")
+    def _record_when_stored(self, storage_id: str) -> None:
+        """Record a checkpoint once it is in the store: what is on record can be read on any machine."""
+        timestamp = time.time()
+
+        def record() -> None:
+            with self.store.open(storage_id) as saved:
+                self._recorder.put(checkpoint_gc.saved_message(saved, timestamp))
+            self._recorder.flush()
+            storage.fault_point("recorded")
+
+        self.store.when_stored(storage_id, record)
+
+    def wait(self, storage_id: str | None = None) -> None:
+        """Wait until a checkpoint, or all that were saved, are in the store and on record. Does nothing on workers."""
+        if self._distributed.is_chief:
+            self.store.wait(storage_id)
 
     def record_unrecorded(self) -> None:
         """Record the checkpoints of runs that died before they could record them."""
+        self.wait()
         if self._recorder.is_recorded:
             checkpoint_gc.record_unrecorded(self.store, self._recorder.database)
 
@@ -213,6 +225,7 @@ class CheckpointContext:
 
     def delete(self, storage_id: str) -> None:
         """Delete a checkpoint."""
+        self.wait(storage_id)  # so that it is recorded before it is recorded as deleted
         with self.store.open(storage_id) as saved:
             self._recorder.put(tracking.CheckpointDeleted(uuid=saved.id))
         self._recorder.confirm()

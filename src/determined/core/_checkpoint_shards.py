@@ -86,7 +86,8 @@ def make_folder(staging: pathlib.Path, rank: int) -> pathlib.Path:
     if not staging.is_dir():
         raise errors.StorageException(
             f"Rank {rank} does not see {staging}, where the chief puts the checkpoint together: it is on another "
-            "machine. Set checkpoint_storage to a folder that all machines share, such as one on NFS."
+            "machine. Set checkpoint_storage to a folder that all machines share, such as one on NFS; if it is a URL, "
+            "set DET_HOME to such a folder."
         )
     folder = _shards_folder(staging) / str(rank)
     folder.mkdir(mode=0o700, parents=True)

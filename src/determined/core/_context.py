@@ -27,6 +27,7 @@ from determined.core._searcher import SearcherContext
 from determined.core._train import EarlyExitReason, ScalarLog, TrainContext
 from determined.core.checkpoint_gc import expired_checkpoints
 from determined.core.distributed import DistributedContext, HealthMonitor
+from determined.core.tensorboard_files import TensorboardUploads
 
 logger = logging.getLogger("determined.core")
 
@@ -62,6 +63,8 @@ class Context:
         self._retention = storage.Retention.of_section(section)
         self.info = info = get_cluster_info()
         self.distributed = distributed = distributed or DistributedContext.single()
+        if distributed.is_chief:
+            store.begin()  # before the threads that a refusal would leave
         self._outbox = Outbox()
         self.recorder = RunRecorder(facts, info, self._outbox if distributed.is_chief else None)
         writes_scalars = distributed.is_chief and tensorboard_mode is TensorboardMode.AUTO
@@ -72,6 +75,7 @@ class Context:
         exchange = distributed.exchange
         self.health = None if exchange is None else HealthMonitor(distributed, exchange, self.preempt)
         """The monitor of the other ranks; None for a process that trains alone."""
+        self._tensorboard = TensorboardUploads(store, self.recorder) if distributed.local_rank == 0 else None
         self.searcher = SearcherContext(distributed, facts.config, self.train.report_progress)
         self.profiler = ProfilerContext(
             lambda group, metrics: self.train.report_metrics(group, self.steps_completed, metrics)
@@ -86,6 +90,8 @@ class Context:
         if self.health is not None:
             self.health.start(self._abort)
             self.recorder.share_ids(self.distributed)
+        if self._tensorboard is not None:
+            self._tensorboard.start()
         return self
 
     def __exit__(
@@ -150,6 +156,7 @@ class Context:
         if self._retention is None or self.info is not None or not self.recorder.is_recorded:
             return []
         try:
+            self.checkpoint.wait()
             self.recorder.confirm()
             records, stored = tracking.TrackingReader(self.recorder.database), self.checkpoint.store.list()
             expired = expired_checkpoints(records, stored, self.recorder.experiment_id, self._retention, metric)
@@ -186,11 +193,15 @@ class Context:
                 failed = not _is_orderly(error) and not isinstance(error, errors.InvalidHP)
                 stack.callback(attempt, functools.partial(self.health.close, failed=failed))
             stack.callback(attempt, self.recorder.close)
+            if self._tensorboard is not None:
+                stack.callback(attempt, self._tensorboard.close)
             stack.callback(attempt, self.scalars.close)
             stack.callback(attempt, self._outbox.close)
             stack.callback(attempt, tensorboard.set_current, None)
             stack.callback(attempt, self.profiler.off)
             attempt(self.flush)
+            if not isinstance(error, KeyboardInterrupt):  # which is to end the process now
+                attempt(self.checkpoint.wait)
             attempt(lambda: self._record_end(error or next(iter(failures), None)))
         return next(iter(failures), None)
 
@@ -235,7 +246,8 @@ def init(
         with det.core.init() as core_context:
             core_context.train.report_training_metrics(steps_completed=1, metrics={"loss": 0.5})
 
-    `checkpoint_storage` is the path of a folder, or that section of an experiment config. The default is what the
+    `checkpoint_storage` is the path of a folder, a URL such as `s3://bucket/prefix`, or that section of an experiment
+    config. The default is what the
     config of a managed run says, else a folder in the home folder.
     """
     info = get_cluster_info()

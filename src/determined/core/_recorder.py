@@ -20,6 +20,7 @@ from determined import errors, tracking
 from determined._database_location import shown
 from determined._home import home
 from determined._info import ClusterInfo
+from determined._secrets import mask_storage
 from determined._version import VERSION
 from determined.core._outbox import Outbox
 from determined.core.distributed import DistributedContext
@@ -329,7 +330,7 @@ def _describe(facts: RunFacts, git_commit: str | None) -> tracking.RunDescriptio
     torch = sys.modules.get("torch")
     return tracking.RunDescription(
         name=facts.name,
-        config=facts.config,
+        config=None if facts.config is None else mask_storage(facts.config),
         hparams=facts.hparams,
         seed=facts.seed,
         entrypoint=" ".join(sys.argv) or sys.executable,

@@ -102,7 +102,7 @@ class TrainContext:
         selector: Callable[[pathlib.PurePath], bool] = lambda _: True,
         mangler: Callable[[pathlib.PurePath, int], pathlib.PurePath] = lambda path, __: path,
     ) -> None:
-        """Write out what is buffered. The files need no upload, so `selector` and `mangler` have no effect."""
+        """Write out what is buffered. Files are uploaded by themselves; `selector` and `mangler` have no effect."""
         self._scalars.flush()
 
     def get_experiment_best_validation(self) -> float | None:

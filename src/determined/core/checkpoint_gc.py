@@ -11,6 +11,7 @@ from typing import Any
 
 from determined import errors, storage, tracking
 from determined._database_location import DatabaseLocation, name_of
+from determined._home import Home
 from determined.tracking import CheckpointState
 
 logger = logging.getLogger("determined.core")
@@ -54,6 +55,21 @@ def record_unrecorded(store: storage.CheckpointStore, database: DatabaseLocation
             _record(database, experiment_id, trial_id, saved)
             recorded.append(saved.uuid)
     return recorded
+
+
+def finish_uploads(home: Home) -> list[str]:
+    """Upload the checkpoints that dead processes of this machine were uploading, and return their ids.
+
+    Those of runs in the database of this home folder are recorded.
+    """
+    uploaded = []
+    for location, uuids in storage.abandoned_uploads(home.stores).items():
+        store = storage.store_for(location, home.checkpoints)
+        store.begin()
+        store.wait()
+        record_unrecorded(store, home.database)
+        uploaded += uuids
+    return uploaded
 
 
 def remove_unlisted(store: storage.CheckpointStore, database: DatabaseLocation) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from determined import _home, errors, storage
 from determined._home import Home
 from determined.core.checkpoint_gc import expired_checkpoints
+from determined.core.tensorboard_files import prefix_of
 from determined.experiment.config import ExperimentConfig
 from determined.tracking import (
     Catalog,
@@ -66,7 +67,18 @@ def delete(experiment_id: int, at: Home | None = None, *, force: bool = False) -
     for folder in (home.experiment(experiment_id), home.tensorboards(experiment_id)):
         with storage.errors_naming(folder), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(folder)
+    _remove_uploaded_curves(experiment_id, records, home)
     catalog.delete_experiment(experiment_id, force=force)
+
+
+def _remove_uploaded_curves(experiment_id: int, records: TrackingReader, home: Home) -> None:
+    section = (records.experiment(experiment_id).config or {}).get("checkpoint_storage")
+    try:
+        store = storage.store_for(section, home.checkpoints)
+        if isinstance(store, storage.FsspecStore):
+            store.remove_tree(prefix_of(home.database, experiment_id))
+    except (errors.StorageException, TypeError) as error:  # such as a bucket that is gone
+        logger.warning("the TensorBoard files of experiment %d could not be removed: %s", experiment_id, error)
 
 
 def remove_checkpoints(checkpoints: Sequence[CheckpointRecord], home: Home) -> None:

@@ -7,13 +7,17 @@ from typing import Any, NamedTuple
 
 from determined import errors
 from determined._home import Home
+from determined._secrets import mask_storage
 from determined.experiment._create import check
 from determined.experiment.config import ExperimentConfig, from_map
 from determined.experiment.executors import connect
 from determined.tracking import KEEP, Keep, TrackingReader
 
 _DETAILS = ("name", "description", "labels", "project", "workspace")
-_LOCATION = ("type", "host_path", "storage_path", "container_path")
+_LOCATION = (
+    *("type", "host_path", "storage_path", "container_path", "bucket", "prefix", "endpoint_url", "container"),
+    "account_url",
+)
 
 
 class Continuation(NamedTuple):
@@ -41,7 +45,7 @@ def continuation(experiment_id: int, overrides: Iterable[str], home: Home, slots
         return Continuation()
     now, then = after.resources, before.resources
     return Continuation(
-        config=after.to_dict(),
+        config=mask_storage(after.to_dict()),
         max_slots=KEEP if now.max_slots == then.max_slots else now.max_slots,
         priority=KEEP if now.priority == then.priority else now.priority,
     )

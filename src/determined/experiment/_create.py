@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 
 from determined import _home, errors, storage
 from determined._home import Home, make_private
+from determined._secrets import mask_storage
 from determined.experiment import _code
 from determined.experiment._source import pinned, source_checkpoint
 from determined.experiment.config import ExperimentConfig
@@ -117,7 +118,7 @@ def check(
 def _described(config: ExperimentConfig, paused: bool, on: str | None) -> ExperimentDescription:
     return ExperimentDescription(
         name=config.name,
-        config=config.to_dict(),
+        config=mask_storage(config.to_dict()),
         description=config.description,
         labels=config.labels,
         project=config.project or None,

@@ -89,7 +89,11 @@ class Checkpoint:
 
     @property
     def path(self) -> pathlib.Path:
-        """The folder of its files, for reading; `download` makes a copy."""
+        """The folder of its files, for reading; `download` makes a copy. `StorageException` if it is at a URL."""
+        if "://" in self._record.path:
+            raise errors.StorageException(
+                f"checkpoint {self.uuid} is at {self._record.path}, not in a folder; call download() to get one."
+            )
         return pathlib.Path(self._record.path)
 
     @property

@@ -42,6 +42,7 @@ def init(
     aggregation_frequency: int = 1,
     enable_tensorboard_logging: bool = True,
     optimizations: dict[str, Any] | None = None,
+    checkpoint_storage: str | os.PathLike[str] | Mapping[str, Any] | None = None,
 ) -> Iterator[PyTorchTrialContext]:
     """Open a training run: a context manager that gives the `PyTorchTrialContext` and closes the run at the end.
 
@@ -53,7 +54,8 @@ def init(
     `checkpoint_storage`, `optimizations` and `reproducibility.experiment_seed`. A managed run gets hyperparameters and
     config from its runner instead. With `aggregation_frequency=k`, optimizers step on every k-th batch.
     `optimizations` overrides settings of the config's section of that name, for example
-    `{"cuda_graphs": True, "mixed_precision": "bf16"}`.
+    `{"cuda_graphs": True, "mixed_precision": "bf16"}`. `checkpoint_storage` is the path of a folder, a URL such as
+    `s3://bucket/prefix`, or a section; it replaces that of `exp_conf`.
     """
     _check_init(hparams, exp_conf, distributed, aggregation_frequency, optimizations)
     info = get_cluster_info()
@@ -65,7 +67,9 @@ def init(
         seed = _seed(given_seed, ranks)
         facts = core.RunFacts(name=_name(config), config=config, hparams=values or {}, seed=seed)
         mode = core.TensorboardMode.AUTO if enable_tensorboard_logging else core.TensorboardMode.MANUAL
-        storage = (config or {}).get("checkpoint_storage")
+        storage = None if info else checkpoint_storage
+        if storage is None:
+            storage = (config or {}).get("checkpoint_storage")
         with core.Context(facts, distributed=ranks, checkpoint_storage=storage, tensorboard_mode=mode) as services:
             context = PyTorchTrialContext(
                 distributed=services.distributed,
@@ -140,7 +144,7 @@ class Trainer:
         by default it is guessed from the name of the metric (loss, accuracy). If the name does not tell, every
         validation is followed by a checkpoint.
 
-        `latest_checkpoint` is the checkpoint to continue from: an id, a path, or "latest" for the newest intact
+        `latest_checkpoint` is the checkpoint to continue from: an id, a path, a URL, or "latest" for the newest intact
         checkpoint of an earlier run with the same program, hyperparameters and data, if there is one.
 
         `test_mode` trains and validates one batch and saves. The environment variable DET_TEST_MODE=1, which

@@ -3,6 +3,7 @@
 from determined.storage._base import METADATA_FILE, CheckpointStore, SavedCheckpoint
 from determined.storage._download import download, staged
 from determined.storage._faults import fault_point
+from determined.storage._fsspec import FsspecStore, abandoned_uploads, environment_for, section_of
 from determined.storage._local import FolderStore, errors_naming, sync_folder
 from determined.storage._locks import locked, remove_abandoned
 from determined.storage._manifest import MANIFEST_FILE, Manifest
@@ -16,10 +17,13 @@ __all__ = [
     "Candidate",
     "CheckpointStore",
     "FolderStore",
+    "FsspecStore",
     "Manifest",
     "Retention",
     "SavedCheckpoint",
+    "abandoned_uploads",
     "download",
+    "environment_for",
     "errors_naming",
     "expired",
     "fault_point",
@@ -31,6 +35,7 @@ __all__ = [
     "read_json",
     "read_plain",
     "remove_abandoned",
+    "section_of",
     "staged",
     "store_for",
     "sync_folder",

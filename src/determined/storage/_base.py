@@ -91,13 +91,31 @@ class CheckpointStore(Protocol):
     def check(self) -> None:
         """Raise `StorageException` if no checkpoint can be written here."""
 
+    def begin(self) -> None:
+        """Called by the chief of a run before the first checkpoint: go on with what dead processes were uploading.
+
+        Raises `StorageException` if the store is not on this machine and cannot be used.
+        """
+
     def create(
         self, checkpoint_id: str, origin: Mapping[str, Any] | None = None
     ) -> AbstractContextManager[pathlib.Path]:
         """Give a folder to fill; it becomes the checkpoint when the block ends without an exception.
 
+        Then it is safe from a crash of this machine, and `open` finds it here. A store that is elsewhere uploads it in
+        the background: see `when_stored` and `wait`.
+
         `origin` is kept in the manifest. Several ranks fill subfolders, which the one that called this merges.
         """
+
+    def when_stored(self, checkpoint_id: str, action: Callable[[], None]) -> None:
+        """Call `action` when a checkpoint that this process created is in the store, on any thread.
+
+        What it raises is raised here or by `wait`. It is not called if the process ends before.
+        """
+
+    def wait(self, checkpoint_id: str | None = None) -> None:
+        """Wait until a checkpoint of this process, or all, are in the store. `StorageException` if it is away."""
 
     def open(self, checkpoint_id: str) -> SavedCheckpoint:
         """Return a checkpoint to read, in a `with` block; raises `CheckpointNotFoundException`."""

@@ -9,7 +9,7 @@ import pathlib
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -47,7 +47,7 @@ class FolderStore:
 
     def path(self, checkpoint_id: str) -> pathlib.Path:
         """Return the folder of an existing checkpoint."""
-        folder = self.root / _checked(checkpoint_id)
+        folder = self.root / checked_id(checkpoint_id)
         if not _is_own_folder(folder):
             raise errors.CheckpointNotFoundException(
                 f"There is no checkpoint {checkpoint_id!r} in {self.root}; "
@@ -55,13 +55,23 @@ class FolderStore:
             )
         return folder
 
+    def begin(self) -> None:
+        """Do nothing: `check` says whether checkpoints can be written, and nothing is uploaded."""
+
+    def when_stored(self, checkpoint_id: str, action: Callable[[], None]) -> None:
+        """Call `action` at once: what was created is in the store."""
+        action()
+
+    def wait(self, checkpoint_id: str | None = None) -> None:
+        """Do nothing: what was created is in the store."""
+
     @contextlib.contextmanager
     def create(self, checkpoint_id: str, origin: Mapping[str, Any] | None = None) -> Iterator[pathlib.Path]:
         """Give a folder to fill; it becomes the checkpoint when the block ends without an exception.
 
         `origin` is kept in the manifest.
         """
-        final = self.root / _checked(checkpoint_id)
+        final = self.root / checked_id(checkpoint_id)
         if final.exists():
             raise errors.StorageException(f"Checkpoint {checkpoint_id!r} exists already in {self.root}.")
         staging = final.with_name(final.name + _PARTIAL)
@@ -95,13 +105,13 @@ class FolderStore:
 
     def adopt(self, saved: SavedCheckpoint) -> None:
         """Take in a checkpoint of another store, without a copy of its bytes where that is possible."""
-        shutil.copytree(saved.folder, self.root / _checked(saved.id), copy_function=_link_or_copy)
+        shutil.copytree(saved.folder, self.root / checked_id(saved.id), copy_function=_link_or_copy)
 
     def list(self) -> Sequence[str]:
         """Return the ids of all checkpoints in the store."""
         if not self.root.is_dir():
             return []
-        return sorted(path.name for path in self.root.iterdir() if _is_id(path.name) and _is_own_folder(path))
+        return sorted(path.name for path in self.root.iterdir() if is_id(path.name) and _is_own_folder(path))
 
     def clear_leftovers(self) -> Sequence[str]:
         """Remove what dead processes left staged, and return the names; what a living one stages stays.
@@ -220,7 +230,8 @@ def _commit(staging: pathlib.Path, final: pathlib.Path, origin: Mapping[str, Any
     fault_point("committed")
 
 
-def _is_id(name: str) -> bool:
+def is_id(name: str) -> bool:
+    """Return whether a checkpoint can have this id."""
     return _ID.fullmatch(name) is not None and not name.endswith(_PARTIAL)
 
 
@@ -228,8 +239,9 @@ def _is_own_folder(path: pathlib.Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _checked(checkpoint_id: str) -> str:
-    if not isinstance(checkpoint_id, str) or not _is_id(checkpoint_id):
+def checked_id(checkpoint_id: str) -> str:
+    """Return an id; raises `InvalidCheckpointException` for what cannot be one."""
+    if not isinstance(checkpoint_id, str) or not is_id(checkpoint_id):
         raise errors.InvalidCheckpointException(
             f"{checkpoint_id!r} is not a checkpoint id; ids are letters, digits, '-', '_' and '.', "
             "as `det checkpoint list` shows them."

@@ -18,6 +18,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator
+from typing import IO
 
 from determined._home import private_opener
 from determined._processes import boot_id, is_supported
@@ -40,6 +41,44 @@ def locked(path: pathlib.Path) -> Iterator[None]:
     with _acquired(path, wait=True) as file, _touched(path):
         _write_holder(file)
         yield
+
+
+def lock_if_free(path: pathlib.Path) -> contextlib.ExitStack | None:
+    """Take the lock of a path, which closing the stack releases; None if another process holds it, or may."""
+    if _is_held_elsewhere(path):
+        return None
+    with contextlib.ExitStack() as stack, contextlib.suppress(BlockingIOError):
+        file = stack.enter_context(_acquired(path, wait=False))
+        stack.enter_context(_touched(path))
+        _write_holder(file)
+        return stack.pop_all()
+    return None
+
+
+@contextlib.contextmanager
+def shared(path: pathlib.Path) -> Iterator[None]:
+    """Keep others from taking what a file stands for: see `unshared`. The file is made if it is not there."""
+    while True:
+        with open(path, "ab", opener=private_opener) as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            if _is_at(path, file):
+                os.utime(path)
+                yield
+                return
+
+
+@contextlib.contextmanager
+def unshared(path: pathlib.Path) -> Iterator[bool]:
+    """Give whether nobody is in a `shared` block of a file; then nobody enters one during this block."""
+    with open(path, "ab", opener=private_opener) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_free = _is_at(path, file)
+        except BlockingIOError:
+            is_free = False
+        yield is_free
+        if is_free:
+            path.unlink(missing_ok=True)
 
 
 def remove_abandoned(folder: pathlib.Path, *patterns: str) -> list[str]:
@@ -105,7 +144,7 @@ def _opened(lock: pathlib.Path) -> Iterator[io.FileIO]:
             file.close()
 
 
-def _is_at(lock: pathlib.Path, file: io.FileIO) -> bool:
+def _is_at(lock: pathlib.Path, file: IO[bytes]) -> bool:
     try:
         return os.path.samestat(lock.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:

@@ -26,8 +26,8 @@ def store_for(location: str | os.PathLike[str] | Mapping[str, Any] | None, defau
         return _from_section(location, default)
     if not isinstance(location, str | os.PathLike):
         raise TypeError(
-            f"checkpoint_storage={location!r}: pass the path of a folder, or the section of an experiment config as "
-            "a dict."
+            f"checkpoint_storage={location!r}: pass the path of a folder, a URL, or the section of an experiment "
+            "config as a dict."
         )
     text = os.fspath(location)
     if not text:
@@ -38,20 +38,33 @@ def store_for(location: str | os.PathLike[str] | Mapping[str, Any] | None, defau
     _import_stores()
     if scheme not in url_schemes:
         raise errors.StorageException(
-            f"checkpoint_storage={text!r} is a URL; checkpoints go to folders. Pass the path of a folder."
+            f"checkpoint_storage is a URL with the scheme {scheme!r}, which is none of "
+            f"{', '.join(sorted(url_schemes))}; pass one like s3://my-bucket/checkpoints, or the path of a folder."
         )
     return url_schemes[scheme](text)
 
 
 def location_in(store: CheckpointStore, checkpoint_id: str) -> str:
     """Return where a store has a checkpoint, as records name it."""
-    return posixpath.join(store.location, checkpoint_id)
+    base, options = _split(store.location)
+    return posixpath.join(base, checkpoint_id) + options
 
 
 def locate(location: str) -> tuple[CheckpointStore, str]:
     """Return the store and the id of the checkpoint at a location."""
-    parent, checkpoint_id = posixpath.split(location)
-    return store_for(parent or ".", pathlib.Path()), checkpoint_id
+    base, options = _split(location)
+    parent, checkpoint_id = posixpath.split(base)
+    if "://" in location and "://" not in parent:
+        raise errors.CheckpointNotFoundException(
+            f"{location!r} names no checkpoint; add the id of one, as `det checkpoint list` shows it."
+        )
+    return store_for(f"{parent}{options}" or ".", pathlib.Path()), checkpoint_id
+
+
+def _split(location: str) -> tuple[str, str]:
+    """Return a URL without its options, and those with their question mark; a path has none."""
+    base, mark, options = location.partition("?") if "://" in location else (location, "", "")
+    return base, mark + options
 
 
 def open_at(location: str) -> SavedCheckpoint:
@@ -75,9 +88,9 @@ def _from_section(section: Mapping[str, Any], default: pathlib.Path) -> Checkpoi
     _import_stores()
     if kind not in section_types:
         raise errors.StorageException(
-            f"checkpoint_storage has type={kind!r}, which is none of {', '.join(sorted(section_types))}; use "
-            "'shared_fs' with host_path or 'directory' with container_path, or leave checkpoint_storage out to keep "
-            "checkpoints in the home folder."
+            f"checkpoint_storage has type={kind!r}, which is none of {', '.join(sorted(section_types))}; use 's3' with "
+            "bucket, 'shared_fs' with host_path or 'directory' with container_path, or leave checkpoint_storage out to "
+            "keep checkpoints in the home folder."
         )
     return section_types[kind](section)
 

@@ -389,10 +389,10 @@ STORAGE = [
     ),
     Bad("checkpoint_storage: {type: gcs, bucket: ''}", 1, "checkpoint_storage.bucket", "it is empty"),
     Bad(
-        "checkpoint_storage: {type: azure, container: c}",
+        "checkpoint_storage: {type: azure, container: c, connection_string: s, account_url: 'https://me.x'}",
         1,
         "checkpoint_storage",
-        "exactly one of connection_string and",
+        "one of connection_string and account_url",
     ),
     Bad(
         "checkpoint_storage: {type: azure, container: c, connection_string: s, credential: k}",

@@ -58,7 +58,8 @@ integers.
 """
 _STORAGE = """\
 Without `type`, checkpoints are stored in the home folder. When an experiment ends, the checkpoints that these keys
-select are kept. Registered checkpoints, and those that a warm start began from, are always kept:
+select are kept. Registered checkpoints, and those that a warm start began from, are always kept. A URL such as
+`s3://my-bucket/checkpoints` stands for the section of its [type](../guides/checkpoints.md#object-stores):
 """
 _SEARCHER = """\
 The keys depend on `name`. All searchers have these:

@@ -8,10 +8,20 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import Discriminator, Tag
+from pydantic import BeforeValidator, Discriminator, Tag
 
-from determined import storage
-from determined.experiment.config._section import Natural, RuleViolation, Section, Text, ignored, key, secret, tagged
+from determined import errors, storage
+from determined.experiment.config._section import (
+    Natural,
+    RuleViolation,
+    Section,
+    Text,
+    ignored,
+    key,
+    rule_error,
+    secret,
+    tagged,
+)
 
 _Prefix = Annotated[Text | None, key("Prefix of all file names in the bucket.", "checkpoints")]
 
@@ -97,10 +107,14 @@ class S3Storage(_Storage):
 
 
 class AzureStorage(_Storage):
-    """Checkpoints are kept in Azure Blob Storage."""
+    """Checkpoints are kept in Azure Blob Storage.
+
+    Without `connection_string` and `account_url`, the account is that of the environment.
+    """
 
     type: Literal["azure"] = "azure"
     container: Annotated[Text, key("The name of the container.", "my-container")]
+    prefix: _Prefix = None
     connection_string: Annotated[
         Text | None,
         secret("Connection string of the account, instead of `account_url`.", "AccountName=me;AccountKey=k3y"),
@@ -110,12 +124,13 @@ class AzureStorage(_Storage):
 
     def violations(self) -> Iterator[RuleViolation]:
         """Yield the keys that do not go together."""
+        yield from _inside(self.prefix)
         yield from _url("account_url", self.account_url)
-        if (self.connection_string is None) == (self.account_url is None):
+        if self.connection_string is not None and self.account_url is not None:
             yield RuleViolation(
                 (),
-                "azure needs exactly one of connection_string and account_url",
-                "Write account_url: https://me.blob.core.windows.net.",
+                "azure takes one of connection_string and account_url",
+                "Remove account_url; connection_string includes it.",
             )
         elif self.credential is not None and self.account_url is None:
             yield RuleViolation(
@@ -134,6 +149,16 @@ class RegisteredStorage(_Storage):
 STORAGES = (SharedFsStorage, DirectoryStorage, GcsStorage, S3Storage, AzureStorage)
 HOME = tagged(tagged("home"))  # no string under `type` can equal these two
 _REGISTERED = tagged(tagged("registered"))
+
+
+def _section_of_url(value: Any) -> Any:
+    """Return the section that a URL stands for; other values as they are."""
+    if not isinstance(value, str) or "://" not in value:
+        return value
+    try:
+        return storage.section_of(value)
+    except errors.StorageException as error:
+        raise rule_error([RuleViolation((), "it names no store for an experiment", str(error))]) from None
 
 
 def _kind(value: Any) -> str | None:
@@ -157,6 +182,7 @@ CheckpointStorage = Annotated[
     | Annotated[AzureStorage, Tag(tagged("azure"))]
     | Annotated[RegisteredStorage, Tag(_REGISTERED)],
     Discriminator(_kind),
+    BeforeValidator(_section_of_url),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -10,10 +11,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from determined import errors, storage
 from determined._home import Home
 from determined._info import ClusterInfo, TrialInfo
+from determined.core.checkpoint_gc import finish_uploads
 from determined.experiment.config import ExperimentConfig
 from determined.experiment.executors import Device, RunSpec
 from determined.experiment.runner._state import OpenTrial
 from determined.tracking import CheckpointRecord, CheckpointState, TrackingReader
+
+logger = logging.getLogger("determined.experiment")
 
 
 class RunSpecs:
@@ -29,6 +33,7 @@ class RunSpecs:
         self._tree = config.to_dict()
         self._variables = config.environment.variables(device)
         self._source = source
+        self._store = storage.store_for(self._tree["checkpoint_storage"], home.checkpoints)
 
     def spec(self, trial: OpenTrial) -> RunSpec:
         """Return the latest run of a trial, at its placement and from its checkpoint."""
@@ -43,6 +48,7 @@ class RunSpecs:
             environment={
                 "PATH": _path(),
                 **self._variables,
+                **storage.environment_for(self._store.location),
                 **self._home.variables,
                 **self._info(trial).to_environment(),
             },
@@ -83,9 +89,7 @@ class CheckpointFinder:
 
     def find(self, trial_id: int) -> None:
         """Begin to look for the checkpoint of a trial; `found` returns it later."""
-        saved = TrackingReader(self._home.database).checkpoints(self._experiment_id, trial_id)
-        present = [one for one in saved if one.state is CheckpointState.COMPLETED]
-        self._wanted[trial_id] = self._thread.submit(_newest_intact, present)
+        self._wanted[trial_id] = self._thread.submit(self._newest, trial_id, self._present(trial_id))
 
     def found(self) -> dict[int, CheckpointRecord | None]:
         """Return what was found since the last call, by trial id: None for a trial without an intact checkpoint."""
@@ -94,9 +98,19 @@ class CheckpointFinder:
             del self._wanted[trial_id]
         return done
 
+    def _present(self, trial_id: int) -> list[CheckpointRecord]:
+        saved = TrackingReader(self._home.database).checkpoints(self._experiment_id, trial_id)
+        return [one for one in saved if one.state is CheckpointState.COMPLETED]
 
-def _newest_intact(checkpoints: Sequence[CheckpointRecord]) -> CheckpointRecord | None:
-    return next(filter(_is_intact, reversed(checkpoints)), None)
+    def _newest(self, trial_id: int, present: Sequence[CheckpointRecord]) -> CheckpointRecord | None:
+        """Return the newest intact one, after uploading what killed runs have saved on this machine, which is newer."""
+        if storage.abandoned_uploads(self._home.stores):
+            try:
+                finish_uploads(self._home)
+                present = self._present(trial_id)
+            except (errors.StorageException, errors.TrackingException) as error:
+                logger.warning("checkpoints of killed runs could not be uploaded: %s", error)
+        return next(filter(_is_intact, reversed(present)), None)
 
 
 def _path() -> str:

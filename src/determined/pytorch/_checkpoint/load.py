@@ -36,19 +36,32 @@ def load_trial_from_checkpoint_path(
     torch_load_kwargs: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> PyTorchTrial:
-    """Return the trial of a checkpoint folder, with the saved weights in its models.
+    """Return the trial of a checkpoint folder, or of the URL of a checkpoint, with the saved weights in its models.
 
     Without `trial_class`, the class is imported from the checkpoint's `code/` folder, which RUNS that code:
     load only checkpoints that you trust, or pass the class. `trial_kwargs` are further arguments of its
     constructor; `torch_load_kwargs` are passed to `torch.load`, such as `{"map_location": "cpu"}`.
     """
-    folder = checkpoint_format.existing_folder(path)
     if kwargs:
         warnings.warn(
             f"load_trial_from_checkpoint_path(**{kwargs!r}) is deprecated; pass torch_load_kwargs={kwargs!r}.",
             DeprecationWarning,
             stacklevel=2,
         )
+    with contextlib.ExitStack() as opened:
+        if isinstance(path, str) and "://" in path:
+            folder = opened.enter_context(storage.open_at(path)).folder
+        else:
+            folder = checkpoint_format.existing_folder(path)
+        return _load(folder, trial_class, trial_kwargs or {}, kwargs | (torch_load_kwargs or {}))
+
+
+def _load(
+    folder: pathlib.Path,
+    trial_class: type[PyTorchTrial] | None,
+    trial_kwargs: Mapping[str, Any],
+    torch_load_kwargs: Mapping[str, Any],
+) -> PyTorchTrial:
     checkpoint_format.verify(folder, with_code=trial_class is None)
     description = _description(folder)
     context = CheckpointLoadContext(description.get("hparams"), description.get("experiment_config"))
@@ -58,8 +71,8 @@ def load_trial_from_checkpoint_path(
             for path in reversed(import_paths):  # the last one entered is searched first
                 stack.enter_context(import_from_path(path))
             trial_class = _trial_class(folder, description, import_paths)
-        trial = trial_class(context, **(trial_kwargs or {}))
-    state = checkpoint_format.read(folder, **kwargs | (torch_load_kwargs or {}))
+        trial = trial_class(context, **trial_kwargs)
+    state = checkpoint_format.read(folder, **torch_load_kwargs)
     load_models(context, state, objects.Rules())
     return trial
 

@@ -139,7 +139,9 @@ def _find(
 
 
 def _open(services: Context, given: str) -> storage.SavedCheckpoint:
-    """Return a checkpoint that is given by its id or its path."""
+    """Return a checkpoint that is given by its id, its path or its URL."""
+    if "://" in given:
+        return storage.open_at(given)
     if os.sep not in given and not pathlib.Path(given).is_dir():
         return services.checkpoint.store.open(given)
     return storage.open_at(str(checkpoint_format.existing_folder(given).resolve()))

@@ -55,6 +55,8 @@ class Saver:
         self._unshown: str | None = None
         wants = any(self.callbacks.wants(hook) for hook in _HOOKS_AFTER_WRITE)
         self._waits = any(self.context.distributed.allgather(wants))
+        wants = self.callbacks.wants("on_checkpoint_upload_end")
+        self._waits_for_upload = any(self.context.distributed.allgather(wants))
 
     @rng.set_aside()  # a run that continues from the checkpoint does not run these hooks
     def save(self) -> None:
@@ -75,6 +77,8 @@ class Saver:
             self._begin_write(self._encoded(state), program)
         if self._waits:
             self.finish()
+            if self._waits_for_upload and self.latest is not None:
+                self.context.services.checkpoint.wait(self.latest)
             self.callbacks.run("on_checkpoint_upload_end", self.latest)
         self.poll()
 
@@ -157,5 +161,6 @@ class Saver:
         program = code.program_of(self.trial_class)
         if program.root is None:
             return program, []
-        checkpoints = pathlib.Path(self.context.services.checkpoint.store.location)
-        return program, code.program_files(program.root, [home().path, checkpoints])
+        location = self.context.services.checkpoint.store.location
+        checkpoints = [] if "://" in location else [pathlib.Path(location)]
+        return program, code.program_files(program.root, [home().path, *checkpoints])

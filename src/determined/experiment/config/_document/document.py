@@ -151,6 +151,8 @@ def _value(issue: ConfigIssue) -> str | None:
     if issue.value is NOTHING:
         return None
     is_guarded = bool(issue.path) and issue.path[0] in _GUARDED and isinstance(issue.value, dict | list)
-    if issue.value is SECRET or is_guarded or is_secret(issue.path):
+    # A URL of a store with an @ may have keys before it.
+    is_url_with_keys = issue.path == ("checkpoint_storage",) and "@" in str(issue.value)
+    if issue.value is SECRET or is_guarded or is_url_with_keys or is_secret(issue.path):
         return MASK
     return shown(issue.value)
