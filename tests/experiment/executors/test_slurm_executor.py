@@ -173,7 +173,7 @@ def test_a_warning_of_slurm_is_a_stop_that_is_no_failure(local: Runs) -> None:
     local.await_text(spec, "begun")
     job_of(spec).send_signal(signal.SIGUSR1)
     exit = local.end(spec)
-    assert (exit.reason, exit.runner_gone) == (EndReason.STOPPED, True)
+    assert exit.reason is EndReason.INTERRUPTED
     assert "saved" in local.text(spec)
 
 
@@ -199,29 +199,28 @@ def test_a_job_that_slurm_has_requeued_runs_nothing_twice(tmp_path: pathlib.Path
         run_job(str(spec.folder))
         exit = runs.end(spec)
         assert runs.text(spec) == before
-        assert exit.reason is (EndReason.STOPPED if sign == "shim" else EndReason.COMPLETED)
-        assert exit.runner_gone is (sign == "shim")
+        assert exit.reason is (EndReason.INTERRUPTED if sign == "shim" else EndReason.COMPLETED)
 
 
 @pytest.mark.parametrize(
-    ("state", "reason", "is_interrupted", "message"),
+    ("state", "reason", "message"),
     [
-        ("CANCELLED", EndReason.KILLED, False, "canceled, as by scancel"),
-        ("NODE_FAIL", EndReason.STOPPED, True, "NODE_FAIL"),
-        (None, EndReason.STOPPED, True, "unknown to Slurm"),
-        ("TIMEOUT", EndReason.FAILED, False, "--time=.*--signal=B:USR1"),
-        ("OUT_OF_MEMORY", EndReason.FAILED, False, "--mem="),
-        ("FAILED", EndReason.FAILED, False, "ended as FAILED: no such python"),
+        ("CANCELLED", EndReason.KILLED, "canceled, as by scancel"),
+        ("NODE_FAIL", EndReason.INTERRUPTED, "NODE_FAIL"),
+        (None, EndReason.INTERRUPTED, "unknown to Slurm"),
+        ("TIMEOUT", EndReason.FAILED, "--time=.*--signal=B:USR1"),
+        ("OUT_OF_MEMORY", EndReason.FAILED, "--mem="),
+        ("FAILED", EndReason.FAILED, "ended as FAILED: no such python"),
     ],
 )
 def test_a_job_that_ends_without_an_exit_file(
-    tmp_path: pathlib.Path, state: str | None, reason: EndReason, is_interrupted: bool, message: str
+    tmp_path: pathlib.Path, state: str | None, reason: EndReason, message: str
 ) -> None:
     with jobs(tmp_path, PlayedJobs(state)) as runs:
         spec = started(runs)
         (spec.files.job_files / "1_0_log.err").write_text("no such python\n")
         exit = runs.end(spec)
-        assert (exit.reason, exit.runner_gone) == (reason, is_interrupted)
+        assert exit.reason is reason
         assert re.search(message, exit.message)
 
 
@@ -260,8 +259,8 @@ def test_the_next_runner_adopts_a_job(tmp_path: pathlib.Path, loses: str) -> Non
         executor.adopt(spec, None)
         (exit,) = executor.poll(60.0)
         executor.close()
-        assert (exit.trial_id, exit.runner_gone) == (spec.trial_id, True)
-        assert runs.end(spec).runner_gone
+        assert (exit.trial_id, exit.reason) == (spec.trial_id, EndReason.INTERRUPTED)
+        assert runs.end(spec).reason is EndReason.INTERRUPTED
 
 
 def test_a_run_whose_job_was_never_submitted_counts_as_killed(tmp_path: pathlib.Path) -> None:

@@ -115,8 +115,8 @@ class EndReason(enum.Enum):
     """By its executor, on request or after the grace period; or together with the process that supervised it."""
     INVALID_HP = "INVALID_HP"
     """Because the trial gave up on its hyperparameters."""
-    LOST = "LOST"
-    """Together with its machine, which is no failure of the trial."""
+    INTERRUPTED = "INTERRUPTED"
+    """By its cluster, or together with its machine, which is no failure of the trial."""
     NOT_STARTED = "NOT_STARTED"
     """Before any training: the entrypoint cannot be run."""
 

@@ -73,9 +73,9 @@ def next_state(
         return TrialOutcome(RunState.COMPLETED, ExitReason.COMPLETED)
     if stop_reason is not None and stop_reason.is_for_good:
         return next_state_without_run(stop_reason)
-    if exit.reason is EndReason.STOPPED and (stop_reason is not None or exit.runner_gone):
+    if exit.reason is EndReason.INTERRUPTED:
         return TrialOutcome()
-    if exit.reason is EndReason.LOST:
+    if exit.reason is EndReason.STOPPED and (stop_reason is not None or exit.runner_gone):
         return TrialOutcome()
     return _after_failure(exit, restarts, max_restarts, fatal_patterns)
 

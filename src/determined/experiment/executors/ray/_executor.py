@@ -25,7 +25,7 @@ _FIND_TIMEOUT_S = 10.0
 _RESTARTS = 3
 """How often a node gets a new agent within a minute before it counts as lost."""
 _ORDER = [
-    *(EndReason.LOST, EndReason.INVALID_HP, EndReason.NOT_STARTED, EndReason.FAILED, EndReason.KILLED),
+    *(EndReason.INTERRUPTED, EndReason.INVALID_HP, EndReason.NOT_STARTED, EndReason.FAILED, EndReason.KILLED),
     *(EndReason.STOPPED, EndReason.COMPLETED),
 ]
 
@@ -141,7 +141,7 @@ class RayExecutor:
 
     def _adopt_part(self, run: _Run, node: str) -> None:
         if not self._is_alive(node):
-            self._on_part_exit(run, node, RunExit.of(run.spec, EndReason.LOST, _lost(node)))
+            self._on_part_exit(run, node, RunExit.of(run.spec, EndReason.INTERRUPTED, _lost(node)))
             return
         received = {rank: path.stat().st_size for rank, path in run.spec.files.logs().items()}
         refused = functools.partial(self._on_refused, run, node)
@@ -220,7 +220,7 @@ class RayExecutor:
             elif self._is_alive(agent.node) and len(recent) <= _RESTARTS and run.has_started:
                 self._adopt_part(run, agent.node)
             else:
-                self._on_part_exit(run, agent.node, RunExit.of(run.spec, EndReason.LOST, _lost(agent.node)))
+                self._on_part_exit(run, agent.node, RunExit.of(run.spec, EndReason.INTERRUPTED, _lost(agent.node)))
 
     # Exits
 

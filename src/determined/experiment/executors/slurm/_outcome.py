@@ -34,7 +34,7 @@ def settled_exit(exit: RunExit, state: str) -> RunExit:
     if state == "CANCELLED":
         return dataclasses.replace(exit, reason=EndReason.KILLED, message="its job was canceled, as by scancel")
     message = f"Slurm interrupted it{f' ({state})' if state else ''}"
-    return dataclasses.replace(exit, reason=EndReason.STOPPED, message=message, runner_gone=True)
+    return dataclasses.replace(exit, reason=EndReason.INTERRUPTED, message=message)
 
 
 def exit_without_file(spec: RunSpec, job: str, state: str, wanted: EndReason | None) -> RunExit:
@@ -46,7 +46,7 @@ def exit_without_file(spec: RunSpec, job: str, state: str, wanted: EndReason | N
         return RunExit.of(spec, EndReason.KILLED, f"its job {job} was canceled, as by scancel")
     if state in _NOT_ITS_FAULT:
         what = f"its job {job} was interrupted ({state or 'unknown to Slurm'})"
-        return RunExit.of(spec, EndReason.STOPPED, what, runner_gone=True)
+        return RunExit.of(spec, EndReason.INTERRUPTED, what)
     said = _last_words(spec)
     message = f"its job {job} ended as {state}{_REMEDIES.get(state, '')}{f': {said}' if said else ''}"
     return RunExit.of(spec, EndReason.FAILED, message)
