@@ -153,7 +153,7 @@ def gcs_url(gcs_session: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def azure_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of an account of Azurite."""
     pytest.importorskip("adlfs", reason="pip install adlfs")
-    program = os.environ.get("AZURITE_BLOB") or shutil.which("azurite-blob")
+    program = shutil.which(os.environ.get("AZURITE_BLOB") or "azurite-blob")
     if program is None:
         pytest.skip("Azurite is not there: npm install -g azurite, or set AZURITE_BLOB to its azurite-blob")
     port, folder = _free_port(), tmp_path_factory.mktemp("azurite")

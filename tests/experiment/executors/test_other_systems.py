@@ -39,6 +39,7 @@ def elsewhere(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         runs = Runs(tmp_path, executor)
         yield runs
         runs.kill_all()
+        runs.executor.close()
 
 
 def test_trial_trains_in_a_process_of_its_own(elsewhere: Runs) -> None:

@@ -136,7 +136,8 @@ def _clean_up_after_others(home: Home) -> None:
 
 def main(experiment_id: int) -> int:
     """Run an experiment as a process of its own; returns the exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.getLogger("determined").setLevel(logging.INFO)
     try:
         drive(experiment_id)
     except errors.DeterminedException as error:
