@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 import pathlib
 
@@ -133,6 +134,15 @@ class Home:
     def tensorboard(self, experiment_id: int, trial_id: int) -> pathlib.Path:
         """TensorBoard files of one trial."""
         return self.tensorboards(experiment_id) / f"trial-{trial_id}"
+
+    def tensorboard_prefix(self, experiment_id: int, trial_id: int | None = None) -> str:
+        """Where a checkpoint store has the TensorBoard files of an experiment, or of one of its trials.
+
+        Databases that share a store have folders of their own.
+        """
+        key = hashlib.sha256(self.database_name.encode()).hexdigest()[:12]
+        of_experiment = f"tensorboard/{key}/experiment-{experiment_id}"
+        return of_experiment if trial_id is None else f"{of_experiment}/trial-{trial_id}"
 
     @property
     def experiments(self) -> pathlib.Path:

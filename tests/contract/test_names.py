@@ -29,9 +29,9 @@ NAMES: dict[str, str] = {
         consolidate_checkpoint data_length init load_trial_from_checkpoint_path samplers to_device
     """,
     "determined.storage": """
-        MANIFEST_FILE METADATA_FILE Candidate CheckpointStore FolderStore FsspecStore Manifest Retention SavedCheckpoint
-        download environment_for errors_naming expired fault_point has_store locate location_in locked open_at read_json
-        read_plain remove_abandoned section_of staged store_for abandoned_uploads sync_folder
+        MANIFEST_FILE METADATA_FILE Candidate CheckpointStore FolderMirror FolderStore FsspecStore Manifest Retention
+        SavedCheckpoint abandoned_uploads download environment_for errors_naming expired fault_point has_store locate
+        location_in locked open_at read_json read_plain remove_abandoned section_of staged store_for sync_folder
     """,
     "determined.tracking": """
         BestValidation Catalog Changeset CheckpointDeleted CheckpointRecord CheckpointSaved CheckpointState

@@ -11,11 +11,10 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "experiment"))
 
-from driven import Experiments, config, eventually, experiments
-
 from determined.experiment import control
 from determined.experiment.executors import read_logs
 from determined.tracking import RunState
+from driven import Experiments, config, eventually, experiments
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

@@ -176,14 +176,12 @@ def test_unusable_store_is_refused_before_anything_is_recorded(s3: S3Server) -> 
 
 
 def test_tensorboard_files_go_to_the_store(s3_url: str, tmp_path: pathlib.Path) -> None:
-    from determined.core.tensorboard_files import prefix_of
-
     with core.init(checkpoint_storage=s3_url) as context:
         context.train.report_training_metrics(1, {"loss": 1.0})
         written = context.train.get_tensorboard_path()
     store = storage.store_for(s3_url, home().checkpoints)
     assert isinstance(store, storage.FsspecStore)
-    assert store.get_tree(prefix_of(home().database, 1, 1), tmp_path / "copy") == 1
+    assert store.get_tree(home().tensorboard_prefix(1, 1), tmp_path / "copy") == 1
     (file,) = written.iterdir()
     assert (tmp_path / "copy" / file.name).read_bytes() == file.read_bytes()
 

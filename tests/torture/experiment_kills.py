@@ -19,11 +19,10 @@ import psutil
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "experiment"))
 
-from driven import Experiments, config, eventually, experiments
-
 from determined.experiment import SearchReplay, control
 from determined.experiment import config as configs
 from determined.tracking import RunState
+from driven import Experiments, config, eventually, experiments
 
 LR = {"type": "log", "minval": -3, "maxval": -1}
 SEARCHES: dict[str, dict[str, Any]] = {

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 
 from determined import _home, errors, storage
-from determined.core.tensorboard_files import prefix_of
 from determined.tracking import TrackingReader
 
 from . import _output
@@ -70,7 +69,8 @@ def _folders(
         folder = home.tensorboards(experiment_id) if trial_id is None else home.tensorboard(experiment_id, trial_id)
         if not folder.is_dir() and isinstance(store := _store_of(records, experiment_id), storage.FsspecStore):
             folder = copies / name
-            fetches.append(functools.partial(store.get_tree, prefix_of(home.database, experiment_id, trial_id), folder))
+            prefix = home.tensorboard_prefix(experiment_id, trial_id)
+            fetches.append(functools.partial(store.get_tree, prefix, folder))
             fetches[-1]()
         found[name] = folder
         if not folder.is_dir():

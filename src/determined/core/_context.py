@@ -27,7 +27,6 @@ from determined.core._searcher import SearcherContext
 from determined.core._train import EarlyExitReason, ScalarLog, TrainContext
 from determined.core.checkpoint_gc import expired_checkpoints
 from determined.core.distributed import DistributedContext, HealthMonitor
-from determined.core.tensorboard_files import TensorboardUploads
 
 logger = logging.getLogger("determined.core")
 
@@ -75,7 +74,7 @@ class Context:
         exchange = distributed.exchange
         self.health = None if exchange is None else HealthMonitor(distributed, exchange, self.preempt)
         """The monitor of the other ranks; None for a process that trains alone."""
-        self._tensorboard = TensorboardUploads(store, self.recorder) if distributed.local_rank == 0 else None
+        self._tensorboard = self._mirrored_curves(store) if distributed.local_rank == 0 else None
         self.searcher = SearcherContext(distributed, facts.config, self.train.report_progress)
         self.profiler = ProfilerContext(
             lambda group, metrics: self.train.report_metrics(group, self.steps_completed, metrics)
@@ -83,6 +82,15 @@ class Context:
         self._is_closed = False
         self.steps_completed = 0
         """The latest step of the training, under which system metrics are recorded."""
+
+    def _mirrored_curves(self, store: storage.CheckpointStore) -> storage.FolderMirror | None:
+        """Return what keeps the TensorBoard files of this machine in an object store, beside the checkpoints."""
+        if not isinstance(store, storage.FsspecStore):
+            return None
+        recorder = self.recorder
+        return storage.FolderMirror(
+            store, lambda: (recorder.tensorboard_path, recorder.tensorboard_prefix), "TensorBoard files"
+        )
 
     def __enter__(self) -> Context:
         tensorboard.set_current(lambda: self.scalars.file)

@@ -95,6 +95,11 @@ class RunRecorder:
         return self._home.tensorboard(*self._current_ids())
 
     @property
+    def tensorboard_prefix(self) -> str:
+        """Where a checkpoint store has them."""
+        return self._home.tensorboard_prefix(*self._current_ids())
+
+    @property
     def origin(self) -> dict[str, Any]:
         """The run as a checkpoint names it, so that `det gc` can record the checkpoint if the run dies before."""
         experiment_id, trial_id = self._current_ids()

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from determined import _home, errors, storage
 from determined._home import Home
 from determined.core.checkpoint_gc import expired_checkpoints
-from determined.core.tensorboard_files import prefix_of
 from determined.experiment.config import ExperimentConfig
 from determined.tracking import (
     Catalog,
@@ -76,7 +75,7 @@ def _remove_uploaded_curves(experiment_id: int, records: TrackingReader, home: H
     try:
         store = storage.store_for(section, home.checkpoints)
         if isinstance(store, storage.FsspecStore):
-            store.remove_tree(prefix_of(home.database, experiment_id))
+            store.remove_tree(home.tensorboard_prefix(experiment_id))
     except (errors.StorageException, TypeError) as error:  # such as a bucket that is gone
         logger.warning("the TensorBoard files of experiment %d could not be removed: %s", experiment_id, error)
 

@@ -3,7 +3,7 @@
 from determined.storage._base import METADATA_FILE, CheckpointStore, SavedCheckpoint
 from determined.storage._download import download, staged
 from determined.storage._faults import fault_point
-from determined.storage._fsspec import FsspecStore, abandoned_uploads, environment_for, section_of
+from determined.storage._fsspec import FolderMirror, FsspecStore, abandoned_uploads, environment_for, section_of
 from determined.storage._local import FolderStore, errors_naming, sync_folder
 from determined.storage._locks import locked, remove_abandoned
 from determined.storage._manifest import MANIFEST_FILE, Manifest
@@ -16,6 +16,7 @@ __all__ = [
     "METADATA_FILE",
     "Candidate",
     "CheckpointStore",
+    "FolderMirror",
     "FolderStore",
     "FsspecStore",
     "Manifest",

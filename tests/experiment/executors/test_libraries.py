@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from cases import every
-from determined.experiment.executors.local._libraries import FORKABLE, libraries_of
+from determined.experiment.executors.local._program import FORKABLE, libraries_of
 
 pytestmark = pytest.mark.process
 

@@ -31,7 +31,7 @@ _CONNECTION: dict[str, Any] = {
     "-c idle_in_transaction_session_timeout=60000 -c timezone=UTC",
 }
 _RETRY_S = 0.2
-_PATIENCE_S = 1.0
+_HANGING_TIMEOUT_S = 1.0
 """Seconds after which a transaction of a lost connection that neither ends nor fails is ended."""
 _TRANSACTION = sa.text("SELECT CAST(pg_current_xact_id() AS TEXT)")
 _SNAPSHOT = sa.text("SELECT CAST(pg_current_snapshot() AS TEXT)")
@@ -85,7 +85,7 @@ def _was_stored(by: sa.Engine, id: str) -> bool:
                 status = connection.execute(_STATUS, {"id": id}).scalar()
                 if status != "in progress":
                     return bool(status == "committed")
-                if time.monotonic() - lost_at > _PATIENCE_S:  # its locks would be in the way
+                if time.monotonic() - lost_at > _HANGING_TIMEOUT_S:  # its locks would be in the way
                     connection.execute(_END, {"id": id})
         except exc.DBAPIError as error:
             if getattr(error.orig, "sqlstate", None) == _UNKNOWN_TRANSACTION:

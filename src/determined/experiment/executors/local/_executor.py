@@ -14,7 +14,7 @@ from determined import errors
 from determined.experiment.executors._base import EndReason, Handle, RunExit, RunSpec
 from determined.experiment.executors._environment import GPU_VARIABLE, base_environment, run_environment
 from determined.experiment.executors.local._forkserver import ForkServer
-from determined.experiment.executors.local._libraries import libraries_of
+from determined.experiment.executors.local._program import libraries_of
 from determined.experiment.executors.local._sweep import Shim, exit_without_shim, find_shim
 from determined.processes import Channel, EventLoop
 from determined.tracking import RunProcess
