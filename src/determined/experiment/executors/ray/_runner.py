@@ -29,33 +29,41 @@ from determined.processes import call_arguments, end_with_parent
 _ATTEMPTS = 5
 _START_TIMEOUT_S = 60.0
 _STATUS_TIMEOUT_S = 10.0
+_ASK_INTERVAL_S = 2.0
 _MAX_DELAY_S = 60.0
 _CLAIM_TIMEOUT_S = 150.0
 """Seconds after which a claim of a runner on another node has expired."""
 _RETRY_S = 10.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class RayRunner:
     """A runner that was just started in the cluster."""
 
     pid: int
     name: str
     address: str
+    status: int | None = None
+    asked_at: float = dataclasses.field(default_factory=time.monotonic)
 
     def poll(self) -> int | None:
-        """Return 0 if its actor is gone, which it is when the runner has ended; None while it is there."""
-        import ray
+        """Return 1 if its actor is gone, its exit status if it has ended, and else None: also between two questions."""
+        # To join the cluster takes a while, in which a runner has usually claimed its experiment.
+        if self.status is None and time.monotonic() - self.asked_at >= _ASK_INTERVAL_S:
+            with joined(self.address) as ray:
+                self.status = _status_of(actors_of(self.name).get(self.name), ray)
+            self.asked_at = time.monotonic()
+        return self.status
 
-        with joined(self.address):
-            actor = actors_of(self.name).get(self.name)
-            if actor is None:
-                return 1
-            try:
-                status: int | None = ray.get(actor.call.remote("status"), timeout=_STATUS_TIMEOUT_S)
-            except ray.exceptions.RayError:
-                return 1
-            return status
+
+def _status_of(actor: Any, ray: Any) -> int | None:
+    if actor is None:
+        return 1
+    try:
+        status: int | None = ray.get(actor.call.remote("status"), timeout=_STATUS_TIMEOUT_S)
+    except ray.exceptions.RayError:
+        return 1
+    return status
 
 
 def start_runner(
