@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -53,7 +54,7 @@ def test_a_trial_runs_as_a_job(lab: Experiments) -> None:
     (trial,) = lab.records.trials(id)
     assert (lab.state(id), trial.state) == (RunState.COMPLETED, RunState.COMPLETED)
     assert lab.records.experiment(id).cluster == "slurm"
-    assert job(lab, id).isdigit()
+    assert json.loads(lab.home.run(id, trial.id, 1).job.read_text())["job"].isdigit()
     assert list(read_logs(lab.home.trial(id, trial.id)))
 
 

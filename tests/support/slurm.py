@@ -48,6 +48,7 @@ SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
 ReturnToService=2
 KillWait=20
+SlurmdTimeout=60
 MailProg=/bin/true
 PropagateResourceLimits=NONE
 NodeName=127.0.0.[1-2] NodeHostname=localhost NodeAddr=127.0.0.[1-2] Port=[{first}-{second}] CPUs=4 RealMemory=16000

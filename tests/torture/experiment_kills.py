@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "experiment"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
 
 from determined.experiment import SearchReplay, control
 from determined.experiment import config as configs

@@ -48,7 +48,7 @@ def outlive_a_node(lab: RayExperiments, seconds: float, expected: list[Any]) -> 
     """Kill a node with trials some time after they have begun; no trial is lost, or counts as failed."""
     with ray_cluster(3) as cluster:
         id = lab.create(config(**SETTINGS))
-        lab.running(id, count=6)
+        lab.running(id, count=3)
         time.sleep(seconds)
         node = random.choice(cluster.worker_nodes())
         victims = [trial.id for trial in lab.records.trials(id) if lab.node_of(id, trial.id) == node]
@@ -94,7 +94,7 @@ def test_an_experiment_outlives_its_cluster(lab: RayExperiments, expected: list[
 def test_a_new_agent_takes_over_the_node_of_a_killed_one(lab: RayExperiments, expected: list[Any]) -> None:
     with ray_cluster(2) as cluster:
         id = lab.create(config(**SETTINGS))
-        lab.running(id, count=4)
+        lab.running(id, count=2)
         with cluster.joined() as ray:
             for name in [name for name in cluster.actors() if "-node-" in name]:
                 ray.kill(ray.get_actor(name))

@@ -123,7 +123,7 @@ def test_a_search_is_the_same_as_on_one_machine(lab: RayExperiments, local_lab: 
 @pytest.mark.thorough
 def test_logs_of_all_nodes_come_while_trials_run(lab: RayExperiments) -> None:
     id = lab.create(config(hyperparameters={**SLOW, "lr": LR}, searcher={**GRID, "max_length": {"batches": 60}}))
-    lab.running(id, count=5)
+    lab.running(id)
     seen = set()
     deadline = time.monotonic() + 30
     for line in follow_logs(lab.home.experiment(id), lambda: time.monotonic() > deadline):
@@ -155,7 +155,7 @@ def test_pausing_going_on_and_killing(lab: RayExperiments, cluster: RayCluster) 
 def test_the_killed_actor_of_a_runner_starts_again_and_goes_on_with_its_runs(
     lab: RayExperiments, cluster: RayCluster
 ) -> None:
-    id = lab.create(config(hyperparameters={**SLOW, "lr": LR}, searcher={**GRID, "max_length": {"batches": 80}}))
+    id = lab.create(config(hyperparameters={**SLOW, "lr": LR}, searcher={**GRID, "max_length": {"batches": 120}}))
     lab.running(id, count=6)
     before = lab.runner(id).pid
     with cluster.joined() as ray:
@@ -167,12 +167,12 @@ def test_the_killed_actor_of_a_runner_starts_again_and_goes_on_with_its_runs(
         assert [len(store.runs(trial.id)) for trial in lab.records.trials(id)] == [1] * 6
     for trial in lab.records.trials(id):
         reports = lab.records.metrics(trial.id, "validation")
-        assert [one.steps_completed for one in reports] == list(range(2, 81, 2))
+        assert [one.steps_completed for one in reports] == list(range(2, 121, 2))
 
 
 @pytest.mark.thorough
 def test_the_record_is_whole_when_the_actor_that_writes_it_is_killed(lab: RayExperiments, cluster: RayCluster) -> None:
-    id = lab.create(config(hyperparameters={**SLOW, "lr": LR}, searcher={**GRID, "max_length": {"batches": 60}}))
+    id = lab.create(config(hyperparameters={**SLOW, "lr": LR}, searcher={**GRID, "max_length": {"batches": 100}}))
     lab.running(id, count=6)
     with cluster.joined() as ray:
         (name,) = [name for name in cluster.actors() if name.endswith("records")]
@@ -182,7 +182,7 @@ def test_the_record_is_whole_when_the_actor_that_writes_it_is_killed(lab: RayExp
     assert control.wait(id, 120, lab.home) is RunState.COMPLETED
     for trial in lab.records.trials(id):
         reports = lab.records.metrics(trial.id, "validation")
-        assert [one.steps_completed for one in reports] == list(range(2, 61, 2))
+        assert [one.steps_completed for one in reports] == list(range(2, 101, 2))
 
 
 @pytest.mark.thorough

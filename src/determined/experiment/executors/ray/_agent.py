@@ -282,11 +282,12 @@ class Agent:
             if name not in _OF_WORKERS and (not name.startswith("RAY_") or name == "RAY_ADDRESS")
         }
         theirs = {name: value for name, value in self._settings.environment.items() if not name.startswith("RAY_")}
-        if self._settings.is_home:
-            return {**own, **theirs}
-        path = os.pathsep.join([os.path.dirname(sys.executable), own.get("PATH", os.defpath)])
-        theirs = {name: value for name, value in theirs.items() if name not in _OF_NODE}
-        return {**own, **theirs, "PATH": path}
+        if not self._settings.is_home:
+            theirs = {name: value for name, value in theirs.items() if name not in _OF_NODE}
+        both = {**own, **theirs}
+        path = both.get("PATH", os.defpath) if self._settings.is_home else own.get("PATH", os.defpath)
+        # So that `python3` is this Python without an activated environment.
+        return {**both, "PATH": os.pathsep.join([os.path.dirname(sys.executable), path])}
 
 
 def _new_output(run: _Run) -> Any:
