@@ -51,7 +51,8 @@ test: lint
 
 # What `make test` leaves out, and the property tests again with more examples.
 test-rest: $(INSTALLED)
-	$(PYTEST) -m "campaign or thorough or hypothesis" --hypothesis-profile=thorough
+	$(PYTEST) -m "(campaign or thorough or hypothesis) and not cluster" --hypothesis-profile=thorough
+	$(BIN)/python -m pytest -m "cluster and (campaign or thorough)"
 
 test-all: test test-rest
 
@@ -69,6 +70,8 @@ torture: $(INSTALLED)
 	$(BIN)/python tests/torture/experiment_kills.py --kills 50
 	$(BIN)/python tests/torture/many_trials.py
 	$(BIN)/python tests/torture/writers.py
+	$(BIN)/python tests/torture/writers.py --server --writers 50
+	DET_NODE_KILLS=10 $(BIN)/python -m pytest tests/experiment/executors/ray -k nodes_may_be_lost
 	$(PYTEST) --hypothesis-profile=torture tests/experiment/config/test_config_fuzz.py
 
 lint: $(INSTALLED)

@@ -16,7 +16,7 @@ from determined.tracking import RunRecord, RunState
 from driven import Experiments, config, eventually, experiments
 from slurm import Slurm
 
-pytestmark = [pytest.mark.process, pytest.mark.thorough, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.cluster, pytest.mark.process, pytest.mark.thorough, pytest.mark.timeout(280)]
 SLOW = {"seconds": 0.2}
 
 

@@ -14,7 +14,7 @@ import pytest
 from determined import tracking
 from slurm import Slurm
 
-pytestmark = [pytest.mark.process, pytest.mark.thorough, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.cluster, pytest.mark.process, pytest.mark.thorough, pytest.mark.timeout(280)]
 
 GUIDE = pathlib.Path(__file__).parents[2] / "docs" / "guides" / "launching.md"
 PLAIN = pathlib.Path(__file__).parents[1] / "programs" / "plain" / "train.py"

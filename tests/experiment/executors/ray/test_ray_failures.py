@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pathlib
 import random
 import time
@@ -17,6 +18,7 @@ from determined.tracking import RunState
 from driven import config, eventually, experiments
 
 pytestmark = [
+    pytest.mark.cluster,
     pytest.mark.process,
     pytest.mark.timeout(290),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray, an extra, is not installed"),
@@ -70,7 +72,7 @@ def test_the_trials_of_a_lost_node_go_on_elsewhere(lab: RayExperiments, expected
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("DET_NODE_KILLS", "2"))))
 def test_nodes_may_be_lost_at_any_moment(lab: RayExperiments, expected: list[Any], seed: int) -> None:
     random.seed(seed)
     outlive_a_node(lab, random.uniform(0.0, 4.0), expected)

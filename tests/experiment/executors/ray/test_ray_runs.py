@@ -19,6 +19,7 @@ from driven import Experiments, config, eventually, experiments
 
 # Not imported here: Ray reads some of its variables when it is loaded, and the cluster sets them.
 pytestmark = [
+    pytest.mark.cluster,
     pytest.mark.process,
     pytest.mark.timeout(280),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray, an extra, is not installed"),
