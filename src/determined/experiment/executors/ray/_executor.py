@@ -40,6 +40,8 @@ class _Run:
     wanted: EndReason | None = None
     has_started: bool = False
     kills_at: float | None = None
+    abandoned: set[str] = dataclasses.field(default_factory=set)
+    """The nodes whose agents were lost, which may have ended its part there."""
 
     @property
     def living(self) -> list[str]:
@@ -194,6 +196,8 @@ class RayExecutor:
             exit = RunExit.from_json(value)
             run = self._runs.get(exit.trial_id)
             if run is not None and run.spec.run_id == exit.run_id and agent.node in run.parts:
+                if agent.node in run.abandoned and exit.reason is EndReason.KILLED and run.wanted is not exit.reason:
+                    exit = dataclasses.replace(exit, reason=EndReason.INTERRUPTED)
                 self._on_part_exit(run, agent.node, exit)
             agent.known.append((exit.trial_id, exit.run_id))
 
@@ -218,6 +222,7 @@ class RayExecutor:
             if lost.is_failure:
                 self._on_refused(run, agent.node, str(lost))
             elif self._is_alive(agent.node) and len(recent) <= _RESTARTS and run.has_started:
+                run.abandoned.add(agent.node)
                 self._adopt_part(run, agent.node)
             else:
                 self._on_part_exit(run, agent.node, RunExit.of(run.spec, EndReason.INTERRUPTED, _lost(agent.node)))
