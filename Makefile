@@ -52,7 +52,7 @@ test: lint
 # What `make test` leaves out, and the property tests again with more examples.
 test-rest: $(INSTALLED)
 	$(PYTEST) -m "(campaign or thorough or hypothesis) and not cluster" --hypothesis-profile=thorough
-	$(BIN)/python -m pytest -m "cluster and (campaign or thorough)"
+	$(BIN)/python -m pytest -m "cluster and (campaign or thorough) and not torture"
 
 test-all: test test-rest
 
@@ -71,7 +71,7 @@ torture: $(INSTALLED)
 	$(BIN)/python tests/torture/many_trials.py
 	$(BIN)/python tests/torture/writers.py
 	$(BIN)/python tests/torture/writers.py --server --writers 50
-	DET_NODE_KILLS=10 $(BIN)/python -m pytest tests/experiment/executors/ray -k nodes_may_be_lost
+	DET_NODE_KILLS=10 $(BIN)/python -m pytest -m cluster
 	$(PYTEST) --hypothesis-profile=torture tests/experiment/config/test_config_fuzz.py
 
 lint: $(INSTALLED)

@@ -158,6 +158,7 @@ def test_a_job_goes_on_without_its_runner_and_the_next_one_adopts_it(lab: Experi
     assert only.reason == "completed"
 
 
+@pytest.mark.torture
 def test_a_controller_that_is_away_ends_nothing(lab: Experiments, slurm: Slurm) -> None:
     id = lab.create(long(), on="slurm")
     job(lab, id)

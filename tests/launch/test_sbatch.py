@@ -54,6 +54,7 @@ def eventually(condition: Any, seconds: float = 90.0) -> Any:
     return found
 
 
+@pytest.mark.torture
 def test_a_warned_job_saves_and_goes_on_when_it_is_requeued(
     tmp_path: pathlib.Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
